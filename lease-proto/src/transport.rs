@@ -1,0 +1,281 @@
+//! What a fabric must offer: one trait for control, one for data.
+//!
+//! Nothing here blocks; the forward loop calls all of it. Slow foreign calls happen on a thread that the transport owns, and
+//! their results come out of [`Control::poll`]. What a transport can and cannot do it STATES in its [`Capabilities`], and the
+//! conformance suite checks every statement.
+
+use core::{fmt, task::Waker};
+
+use crate::{
+    frame::Frame,
+    id::{Incarnation, Token},
+    time::Duration,
+};
+
+/// A connected peer as its transport numbers it. Never reused within a transport's life: a handle of an old connection is
+/// `NotConnected`, never somebody else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId(pub u64);
+
+/// A connection attempt that [`Control::poll`] will resolve, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// A read in flight that [`Control::poll`] will resolve, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReadId(pub u64);
+
+/// What kind of failure an error is, for code that acts on it without knowing the transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The bound on what is in flight is reached: poll, then try again.
+    WouldBlock,
+    /// Larger than [`Capabilities::max_notification`].
+    TooLarge,
+    /// No such peer, or no longer: a handshake is needed (case 26).
+    NotConnected,
+    /// The fabric reports the peer dead. Advice: it starts a new handshake and never ends a lease.
+    PeerLost,
+    /// The library below failed in a way it does not explain.
+    BackendFailed,
+    /// This transport cannot do that at all.
+    Unsupported,
+    /// The peer, or the fabric on its behalf, refused.
+    Rejected,
+    /// The caller's or a peer's input is malformed.
+    Invalid,
+    /// What this transport needs is not on this machine.
+    Unavailable,
+}
+
+impl ErrorKind {
+    /// Its name in lower case, as printed in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::WouldBlock => "would block",
+            Self::TooLarge => "too large",
+            Self::NotConnected => "not connected",
+            Self::PeerLost => "peer lost",
+            Self::BackendFailed => "backend failed",
+            Self::Unsupported => "unsupported",
+            Self::Rejected => "rejected",
+            Self::Invalid => "invalid",
+            Self::Unavailable => "unavailable",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A transport's own error.
+pub trait Error: fmt::Debug + fmt::Display {
+    /// What kind of failure this is.
+    fn kind(&self) -> ErrorKind;
+}
+
+impl Error for ErrorKind {
+    fn kind(&self) -> ErrorKind {
+        *self
+    }
+}
+
+/// What a transport states about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Largest notification in bytes.
+    pub max_notification: usize,
+    /// Whether notifications to one peer arrive in the order of sending.
+    pub ordered: bool,
+    /// Who serves reads, if there are any.
+    pub reads: Reads,
+    /// Whether a read that comes after the lease's end leaves the owner unharmed.
+    pub late_read_is_safe: bool,
+    /// Whether device memory of CUDA can be registered.
+    pub cuda: bool,
+    /// Whether a registration can be invalidated for good (proof D).
+    pub fence: bool,
+    /// Whether and how fast the death of a peer's process is reported.
+    pub dead_peer: DeadPeer,
+}
+
+impl Capabilities {
+    /// Notifications of up to `max_notification` bytes, in order, and nothing else.
+    pub const fn notifications(max_notification: usize) -> Self {
+        Self {
+            max_notification,
+            ordered: true,
+            reads: Reads::None,
+            late_read_is_safe: true,
+            cuda: false,
+            fence: false,
+            dead_peer: DeadPeer::Never,
+        }
+    }
+}
+
+/// Who moves the bytes of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// This transport does not read.
+    None,
+    /// The fabric, without the owner's help: an `Ok` says nothing about the lease.
+    OneSided,
+    /// The owner, who checks token and bounds while serving (proof C).
+    OwnerServed,
+}
+
+/// Whether the death of a peer's process is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeadPeer {
+    /// Not at all.
+    Never,
+    /// Usually within this time. A stopped process or a cut link may still go unnoticed.
+    Within(Duration),
+}
+
+/// What came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Incoming<'a> {
+    /// A notification, whole and unchanged.
+    Notification {
+        /// The peer it came from, where the fabric itself can tell. A name written by the sender does not count.
+        from: Option<PeerId>,
+        /// Its bytes, until the next call.
+        bytes: &'a [u8],
+    },
+    /// A connection attempt succeeded.
+    Connected {
+        /// Which one.
+        ticket: Ticket,
+        /// The peer from now on.
+        peer: PeerId,
+    },
+    /// A connection attempt failed.
+    ConnectFailed {
+        /// Which one.
+        ticket: Ticket,
+        /// Why.
+        kind: ErrorKind,
+    },
+    /// The fabric reports a peer dead, once. The handle is no longer connected.
+    PeerLost {
+        /// Which one.
+        peer: PeerId,
+    },
+    /// A read is over and its destination is the caller's again.
+    ReadDone {
+        /// Which one.
+        read: ReadId,
+        /// `Ok` only if ALL parts landed, are visible, and the exporter's registration was live throughout.
+        result: Result<(), ErrorKind>,
+    },
+}
+
+/// Connections and notifications.
+///
+/// Dropping a transport closes every connection without blocking the peers.
+pub trait Control {
+    /// The transport's error.
+    type Error: Error;
+
+    /// What this transport can do. Constant during its life.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// What a peer needs to connect here: the transport's own bytes, which the caller puts into a [`Frame`].
+    fn local_metadata(&self) -> &[u8];
+
+    /// Starts to connect. The ticket is resolved by [`Control::poll`], unless it is cancelled first. How long to wait is the
+    /// caller's decision (case 48).
+    ///
+    /// # Errors
+    /// `Invalid` for metadata that is not this transport's, `WouldBlock` when too many attempts are open.
+    fn connect(&mut self, metadata: Frame<'_>) -> Result<Ticket, Self::Error>;
+
+    /// Gives a connection attempt up; its ticket will not be resolved. Unknown tickets are ignored.
+    fn cancel(&mut self, ticket: Ticket);
+
+    /// Hands a notification over. `Ok` means accepted for sending, nothing more.
+    ///
+    /// # Errors
+    /// `TooLarge`, `NotConnected`, `PeerLost`, or `WouldBlock` when the bound on what is in flight to that peer is reached.
+    fn notify(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), Self::Error>;
+
+    /// The next thing that came in, or `None`. Never waits.
+    ///
+    /// # Errors
+    /// Only what concerns the whole transport; what concerns one peer comes as [`Incoming`].
+    fn poll(&mut self) -> Result<Option<Incoming<'_>>, Self::Error>;
+
+    /// Pushes accepted notifications towards the wire, for at most about `budget`, and never waits for a peer.
+    ///
+    /// # Errors
+    /// As [`Control::poll`].
+    fn flush(&mut self, budget: Duration) -> Result<(), Self::Error>;
+
+    /// Accepted notifications to `peer` that have not left this process as far as the transport knows; 0 for a backend that
+    /// gives no completion.
+    fn in_flight(&self, peer: PeerId) -> usize;
+
+    /// Forgets a peer. Never waits; notifications in flight may be lost.
+    fn disconnect(&mut self, peer: PeerId);
+
+    /// Wakes `waker` when [`Control::poll`] may have something, once.
+    ///
+    /// # Errors
+    /// `Unsupported` where the transport can only be waited for by a file descriptor, or not at all.
+    fn register_waker(&mut self, waker: &Waker) -> Result<(), Self::Error>;
+
+    /// How long from now until the transport wants to be polled even if nothing arrives (keepalive, back-off).
+    fn next_timeout(&self) -> Option<Duration>;
+}
+
+/// A range of a peer's exported region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Bytes from the region's start.
+    pub offset: u64,
+    /// Bytes to read.
+    pub length: u64,
+}
+
+/// Memory and reads.
+pub trait Data: Control {
+    /// Memory with its owner, as this transport takes it.
+    type Memory;
+    /// Memory registered here. Dropping it ends the registration once no operation touches it any more.
+    type Registration;
+
+    /// Registers memory, which stays owned by the registration.
+    ///
+    /// # Errors
+    /// `Unsupported` for a kind of memory that would be slow or wrong here, `BackendFailed` otherwise.
+    fn register(&mut self, memory: Self::Memory) -> Result<Self::Registration, Self::Error>;
+
+    /// Writes what a peer needs to read this region, framed with `incarnation`, and returns its length.
+    ///
+    /// # Errors
+    /// `TooLarge` if `out` is too small.
+    fn export(&mut self, region: &Self::Registration, incarnation: Incarnation, out: &mut [u8]) -> Result<usize, Self::Error>;
+
+    /// Starts to read `ranges` of a peer's region, one after the other, into `into` from byte `at` on. Ranges are checked before
+    /// anything moves.
+    ///
+    /// # Errors
+    /// `Invalid` for ranges outside the region or the destination, `NotConnected`, `WouldBlock`.
+    fn read(
+        &mut self,
+        peer: PeerId,
+        token: Token,
+        region: Frame<'_>,
+        ranges: &[Range],
+        into: &Self::Registration,
+        at: u64,
+    ) -> Result<ReadId, Self::Error>;
+}
