@@ -1,1 +1,3 @@
-//! .
+//! Certifies kvlease transports.
+
+pub mod loopback;

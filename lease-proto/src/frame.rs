@@ -115,16 +115,28 @@ impl<'a> Frame<'a> {
     }
 
     /// Writes a frame and returns its length, `payload.len() + HEADER`.
+    ///
+    /// # Errors
+    /// `TooLarge` if the payload is, or `out` is too small.
     pub fn encode(incarnation: Incarnation, payload: &[u8], out: &mut [u8]) -> Result<usize, FrameError> {
-        let max = MAX_PAYLOAD.min(out.len().saturating_sub(HEADER));
-        if payload.len() > max {
-            return Err(FrameError::TooLarge { got: payload.len(), max });
-        }
-        let mut writer = Writer::new(out);
+        let too_large = FrameError::TooLarge { got: payload.len(), max: MAX_PAYLOAD.min(out.len().saturating_sub(HEADER)) };
+        let room = out.get_mut(HEADER..).and_then(|rest| rest.get_mut(..payload.len())).ok_or(too_large)?;
+        room.copy_from_slice(payload);
+        Self::seal(incarnation, payload.len(), out)
+    }
+
+    /// Puts the header before a payload of `length` bytes that already lies at [`HEADER`] in `out`; returns the frame's length.
+    ///
+    /// # Errors
+    /// As [`Frame::encode`].
+    pub fn seal(incarnation: Incarnation, length: usize, out: &mut [u8]) -> Result<usize, FrameError> {
+        let too_large = FrameError::TooLarge { got: length, max: MAX_PAYLOAD.min(out.len().saturating_sub(HEADER)) };
+        let (header, rest) = out.split_at_mut_checked(HEADER).ok_or(too_large)?;
+        let payload = rest.get(..length).filter(|_| length <= MAX_PAYLOAD).ok_or(too_large)?;
+        let mut writer = Writer::new(header);
         prefix(incarnation, payload, &mut |bytes| writer.put(bytes));
         writer.put(&checksum(incarnation, payload).to_le_bytes());
-        writer.put(payload);
-        writer.finish().ok_or(FrameError::TooLarge { got: payload.len(), max })
+        writer.finish().and_then(|header| header.checked_add(length)).ok_or(too_large)
     }
 
     /// The process that the blob belongs to.

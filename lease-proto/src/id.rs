@@ -5,6 +5,7 @@
 
 use core::fmt;
 
+use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
 use subtle::ConstantTimeEq as _;
 
@@ -81,8 +82,8 @@ id!(
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(pub $inner);
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub struct $name(#[serde(with = "postcard::fixint::le")] pub $inner);
     };
 }
 
@@ -106,7 +107,8 @@ number!(
 );
 
 /// One rank of an engine that will read a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "(u16, u16)", try_from = "(u16, u16)")]
 pub struct ReaderRank {
     rank: u16,
     of: u16,
@@ -145,8 +147,33 @@ impl ReaderRank {
     }
 }
 
+impl From<ReaderRank> for (u16, u16) {
+    fn from(reader: ReaderRank) -> Self {
+        (reader.rank, reader.of)
+    }
+}
+
+impl TryFrom<(u16, u16)> for ReaderRank {
+    type Error = RankOutOfRange;
+
+    fn try_from((rank, of): (u16, u16)) -> Result<Self, RankOutOfRange> {
+        Self::new(rank, of).ok_or(RankOutOfRange { rank, of })
+    }
+}
+
+/// No such rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("reader rank {rank} of {of}: expected a rank below its count, and a count of at most {MAX_READERS}")]
+pub struct RankOutOfRange {
+    /// The rank.
+    pub rank: u16,
+    /// The count.
+    pub of: u16,
+}
+
 /// The right to renew, read, complete and release one lease. A bearer secret: shown only redacted, compared in constant time.
-#[derive(Clone, Copy, Eq, Hash)]
+#[derive(Clone, Copy, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "[u8; 16]", from = "[u8; 16]")]
 #[allow(clippy::derived_hash_with_manual_eq)] // equality differs in timing only
 pub struct Token {
     /// One more at each grant of the incarnation, never reused. The same on every rank of the holder.
@@ -171,6 +198,18 @@ impl Token {
     }
 }
 
+impl From<Token> for [u8; Token::LEN] {
+    fn from(token: Token) -> Self {
+        token.to_bytes()
+    }
+}
+
+impl From<[u8; Token::LEN]> for Token {
+    fn from(bytes: [u8; Token::LEN]) -> Self {
+        Self::from_bytes(bytes)
+    }
+}
+
 impl PartialEq for Token {
     fn eq(&self, other: &Self) -> bool {
         self.to_bytes().ct_eq(&other.to_bytes()).into()
@@ -181,6 +220,23 @@ impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token({}, redacted)", self.number)
     }
+}
+
+/// Who this process is. New at each start, except for the engine's id and rank.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// The engine's id.
+    pub engine: EngineId,
+    /// This life of it: from the system's random source.
+    pub incarnation: Incarnation,
+    /// The rank of this process in its engine, from 0.
+    pub rank: u16,
+    /// How many ranks the engine has, at least 1.
+    pub ranks: u16,
+    /// The clock that its instants belong to. The same number only for processes that read the same clock.
+    pub clock: ClockId,
+    /// Largest message that it takes in bytes, at most what its transport takes.
+    pub max_message: u32,
 }
 
 /// The caller's entropy, stretched: SipHash-2-4 of a counter under a secret key. Feeds nonces, sessions and jitter, so

@@ -19,7 +19,23 @@ extern crate alloc;
 extern crate std;
 
 mod bytes;
+pub mod clock;
+pub mod config;
+pub mod counters;
+mod deadlines;
+pub mod drive;
+pub mod event;
+mod fifo;
 pub mod frame;
+pub mod handshake;
+pub mod holder;
 pub mod id;
+pub mod params;
+pub mod reader;
+#[cfg(feature = "std")]
+pub mod sync;
+pub mod table;
 pub mod time;
+pub mod topology;
 pub mod transport;
+pub mod wire;

@@ -12,11 +12,13 @@
 
 use core::{fmt, str::FromStr};
 
+use serde::{Deserialize, Serialize};
+
 const NANOS_PER_SEC: u64 = 1_000_000_000;
 
 /// A length of time in whole nanoseconds, up to 584 years.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Duration(u64);
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Duration(#[serde(with = "postcard::fixint::le")] u64);
 
 impl Duration {
     /// No time at all.
@@ -91,8 +93,8 @@ impl TryFrom<core::time::Duration> for Duration {
 macro_rules! instant {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(u64);
+        #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub struct $name(#[serde(with = "postcard::fixint::le")] u64);
 
         impl $name {
             /// The first instant of the clock.

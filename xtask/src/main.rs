@@ -1,2 +1,268 @@
-//! Chores.
-fn main() {}
+//! Set-up and chores: `cargo xtask certify`, `cargo xtask test` and their smaller siblings.
+//!
+//! xtask is itself a Rust program: it needs Rust and a linker (`cc`) before it can look after anything else.
+//!
+//! Everything is built in the ONE release profile, so that the vendored UCX is compiled once per checkout. Runs that set
+//! compiler flags or have a workspace of their own (loom, fuzz, no_std) keep UCX out of their graph and build beside it.
+
+mod setup;
+mod steps;
+
+use std::{
+    fs,
+    os::unix::process::CommandExt as _,
+    process::{Command, ExitCode},
+};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use setup::{NEEDED, Packages, Plan, is_there, plan};
+use steps::{Failed, Step, root, target_dir};
+
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask", about = "Set-up and chores of this workspace")]
+struct Cli {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Sets up what is missing, builds the suite and certifies the transports of this machine
+    Certify {
+        #[command(flatten)]
+        setup: Setup,
+        /// Passed on to `kvlease certify`; see them with `cargo xtask certify -- --help`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Sets up what is missing and runs all tests
+    Test {
+        #[command(flatten)]
+        setup: Setup,
+        /// Only tests with this in their names
+        name: Option<String>,
+        /// Passed on to the test binaries, such as `-- --nocapture`
+        #[arg(last = true)]
+        args: Vec<String>,
+    },
+    /// Checks format, lints, docs and dependencies; every warning is an error
+    Check {
+        #[command(flatten)]
+        setup: Setup,
+    },
+    /// Lets loom visit every interleaving of lease-proto's `sync`
+    Loom,
+    /// Links a no_std binary in which any panic that can be reached is a link error
+    NoStd,
+    /// Fuzzes lease-proto's decoders (needs nightly Rust, cargo-fuzz and a C++ compiler)
+    Fuzz {
+        /// What to fuzz; all of them, one after the other, if not given
+        target: Option<Target>,
+        /// Seconds for each target; 0 is for ever
+        #[arg(long, value_name = "S", default_value_t = 60)]
+        time: u32,
+    },
+}
+
+#[derive(Args)]
+struct Setup {
+    /// Install what is missing with sudo; root installs without being told
+    #[arg(long)]
+    install: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Target {
+    /// kvlease's own wire
+    Native,
+    /// vLLM's wire
+    Vllm,
+    /// The frame around foreign blobs
+    Frame,
+}
+
+impl Target {
+    /// Its name, which is also that of its binary and of its folders.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Vllm => "vllm",
+            Self::Frame => "frame",
+        }
+    }
+}
+
+/// Why a chore ended early.
+enum Stop {
+    /// A step failed: exit 1.
+    Failed(Failed),
+    /// The user has to do something first: exit 2.
+    Tell(String),
+}
+
+impl From<Failed> for Stop {
+    fn from(failed: Failed) -> Self {
+        Self::Failed(failed)
+    }
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().chore {
+        Chore::Certify { setup, args } => certify(&setup, &args),
+        Chore::Test { setup, name, args } => test(&setup, name.as_deref(), &args),
+        Chore::Check { setup } => check(&setup),
+        Chore::Loom => loom(),
+        Chore::NoStd => no_std(),
+        Chore::Fuzz { target, time } => fuzz(target, time),
+    };
+    let (text, code) = match done {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Stop::Failed(Failed(text))) => (text, 1),
+        Err(Stop::Tell(text)) => (text, 2),
+    };
+    eprintln!("xtask: {text}");
+    ExitCode::from(code)
+}
+
+/// Makes sure that a build can start.
+fn set_up(setup: &Setup) -> Result<(), Stop> {
+    let missing = || NEEDED.into_iter().filter(|program| !is_there(program)).collect::<Vec<_>>();
+    let is_root = || Step::new("asking for the user", "id", ["-u"]).output().is_ok_and(|id| id.trim() == "0");
+    let before = missing();
+    match plan(&before, Packages::of_this_machine(), is_root(), setup.install) {
+        Plan::Ready => return Ok(()),
+        Plan::Tell(text) => return Err(Stop::Tell(text)),
+        Plan::Install(commands) => {
+            let steps: Vec<_> = commands.iter().map(|line| Step::new("set-up", line[0], &line[1..])).collect();
+            eprintln!("xtask: missing {}, so this will run:", before.join(" and "));
+            steps.iter().for_each(|step| eprintln!("xtask:   {step}"));
+            steps.iter().try_for_each(Step::run)?;
+        }
+    }
+    match missing().as_slice() {
+        [] => Ok(()),
+        still => Err(Stop::Tell(format!("{} still missing after the set-up: install by hand", still.join(" and ")))),
+    }
+}
+
+/// Runs `kvlease certify` in the user's own folder, and ends as it ends.
+fn certify(setup: &Setup, args: &[String]) -> Result<(), Stop> {
+    set_up(setup)?;
+    Step::cargo("building the suite", "build --release -p conformance --features cli").run()?;
+    let kvlease = target_dir()?.join("release/kvlease");
+    let error = Command::new(&kvlease).arg("certify").args(args).exec();
+    Err(Stop::Failed(Failed(format!("{} does not start: {error}", kvlease.display()))))
+}
+
+fn test(setup: &Setup, name: Option<&str>, args: &[String]) -> Result<(), Stop> {
+    set_up(setup)?;
+    for (what, line) in [
+        ("tests", "test --release --workspace --features conformance/cli"),
+        // Alone, so that no other crate turns on what it needs and does not ask for.
+        ("tests of lease-proto, alone with std", "test --release -p lease-proto --features std"),
+    ] {
+        Step::cargo(what, line).args(name).args((!args.is_empty()).then_some("--")).args(args).run()?;
+    }
+    // No tests: what they need turns features on.
+    Step::cargo("build of lease-proto without features", "build --release -p lease-proto").run()?;
+    match is_there("c++") {
+        true => Step::cargo("build of the fuzz targets", "check --release -p kvlease-fuzz --features libfuzzer").run()?,
+        false => eprintln!("xtask: build of the fuzz targets: skipped, since libFuzzer needs a C++ compiler and there is no c++"),
+    }
+    loom()?;
+    no_std()
+}
+
+fn check(setup: &Setup) -> Result<(), Stop> {
+    set_up(setup)?;
+    Step::cargo("format", "fmt --all --check").run()?;
+    for (what, line) in [
+        ("lints", "clippy --release --workspace --all-targets"),
+        ("lints of lease-proto without features", "clippy --release -p lease-proto"),
+        ("lints of the suite with its binaries", "clippy --release --all-targets -p conformance --features cli"),
+    ] {
+        Step::cargo(what, line).args(["--", "-D", "warnings"]).run()?;
+    }
+    let docs = Step::cargo("docs", "doc --release --workspace --no-deps --features conformance/cli");
+    docs.with("RUSTDOCFLAGS", "-D warnings").run()?;
+    no_ucx()?;
+    no_std()
+}
+
+/// lease-proto is built under other flags for loom, fuzzing and no_std; with UCX in its graph each would compile UCX again.
+fn no_ucx() -> Result<(), Stop> {
+    let line = "tree -p lease-proto -p kvlease-fuzz --all-features --target all --prefix none";
+    let step = Step::cargo("looking for ucx-rs below lease-proto and fuzz", line);
+    match step.output()?.lines().any(|package| package.starts_with("ucx-rs ")) {
+        true => {
+            Err(Failed(format!("ucx-rs is below lease-proto or kvlease-fuzz, where it must not be; to see it:\n{step}")).into())
+        }
+        false => Ok(()),
+    }
+}
+
+fn loom() -> Result<(), Stop> {
+    if !root().join("lease-proto/src/sync.rs").is_file() {
+        eprintln!("xtask: loom: skipped, since lease-proto has no `sync`");
+        return Ok(());
+    }
+    let step = Step::cargo("loom", "test --release -p lease-proto --features std --lib --target-dir");
+    Ok(step.args([target_dir()?.join("loom")]).args(["sync"]).with("RUSTFLAGS", "--cfg kvlease_loom").run()?)
+}
+
+fn no_std() -> Result<(), Stop> {
+    let step = Step::cargo("no_std and no panic", "build --release --manifest-path lease-proto/no-std-check/Cargo.toml");
+    Ok(step.args(["--target-dir"]).args([target_dir()?.join("no-std-check")]).run()?)
+}
+
+fn fuzz(target: Option<Target>, time: u32) -> Result<(), Stop> {
+    // By way of rustup: the cargo that runs us does not know `+nightly`.
+    let nightly = |what: &str, line: &str| Step::new(what, "rustup", "run nightly cargo fuzz".split(' ').chain(line.split(' ')));
+    if !nightly("looking for cargo-fuzz", "--version").succeeds() {
+        let line = "rustup toolchain install nightly --profile minimal && cargo install cargo-fuzz";
+        return Err(Stop::Tell(format!("fuzzing needs nightly Rust and cargo-fuzz: {line}")));
+    }
+    if !is_there("c++") {
+        return Err(Stop::Tell("fuzzing needs a C++ compiler (c++): install g++ or clang".into()));
+    }
+    let build = target_dir()?.join("fuzz");
+    for target in target.map_or(Target::value_variants().to_vec(), |target| vec![target]) {
+        let name = target.name();
+        // New inputs go into the first folder; the seeds are only read.
+        let (corpus, seeds) = (format!("fuzz/corpus/{name}"), format!("fuzz/seeds/{name}"));
+        fs::create_dir_all(root().join(&corpus)).map_err(|error| Stop::Tell(format!("{corpus} cannot be made: {error}")))?;
+        let step = nightly(&format!("fuzzing {name}"), "run --features libfuzzer --target-dir").args([&build]);
+        step.args([name, &corpus, &seeds, "--"]).args([format!("-max_total_time={time}")]).run()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory as _, error::ErrorKind};
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn certify_passes_on_what_it_does_not_know() {
+        let line = "xtask certify --install --transport ucx --json out.json";
+        let Chore::Certify { setup, args } = Cli::parse_from(line.split(' ')).chore else { panic!("certify") };
+        assert!(setup.install);
+        assert_eq!(args, ["--transport", "ucx", "--json", "out.json"]);
+    }
+
+    #[test]
+    fn test_passes_on_what_follows_the_dashes_and_knows_no_other_flag() {
+        let line = "xtask test wire -- --nocapture";
+        let Chore::Test { name, args, .. } = Cli::parse_from(line.split(' ')).chore else { panic!("test") };
+        assert_eq!((name.as_deref(), args), (Some("wire"), vec!["--nocapture".to_owned()]));
+        for line in ["xtask test --bogus", "xtask check --bogus", "xtask fuzz --bogus"] {
+            let Err(error) = Cli::try_parse_from(line.split(' ')) else { panic!("{line} is refused") };
+            assert_eq!((error.kind(), error.exit_code()), (ErrorKind::UnknownArgument, 2));
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! What is under way on the fabric, and what goes wrong there.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    task::Waker,
+};
+
+use lease_proto::{
+    id::Entropy,
+    time::{Duration, Instant},
+    transport::{ErrorKind, PeerId, ReadId, Ticket},
+};
+
+use super::{EndpointId, memory::Memories};
+
+/// One direction between two endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Link {
+    /// The sender.
+    pub from: EndpointId,
+    /// The receiver.
+    pub to: EndpointId,
+}
+
+/// What happens to messages on a link from now on. The default is nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fault {
+    /// They get lost.
+    pub drop: bool,
+    /// They wait until the fault is taken away, then arrive in a burst.
+    pub hold: bool,
+    /// They take so long.
+    pub delay: Duration,
+    /// Each arrives so many times more.
+    pub duplicate: usize,
+    /// Each may overtake the one before it.
+    pub reorder: bool,
+    /// So many may be under way; a further one is refused with `WouldBlock`.
+    pub limit: Option<usize>,
+    /// Neither messages nor connections get through.
+    pub cut: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum Arrived {
+    Message { from: Option<PeerId>, bytes: Vec<u8> },
+    Connected { ticket: Ticket, peer: PeerId },
+    ConnectFailed { ticket: Ticket },
+    PeerLost { peer: PeerId },
+    ReadDone { read: ReadId, result: Result<(), ErrorKind> },
+}
+
+#[derive(Debug, Default)]
+struct Endpoint {
+    arrived: VecDeque<Arrived>,
+    /// By time of arrival, then order of sending.
+    under_way: BTreeMap<(Instant, u64), Sent>,
+    connections: BTreeMap<PeerId, EndpointId>,
+    /// Attempts that a cut link keeps open.
+    attempts: Vec<(Ticket, EndpointId)>,
+    waker: Option<Waker>,
+}
+
+#[derive(Clone, Debug)]
+struct Sent {
+    from: EndpointId,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    fault: Fault,
+    drop_next: usize,
+    held: Vec<Sent>,
+    log: Vec<Vec<u8>>,
+    /// The message that was sent last, if it may still be overtaken.
+    last: Option<(Instant, u64)>,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) now: Instant,
+    pub(super) memories: Memories,
+    endpoints: BTreeMap<EndpointId, Endpoint>,
+    lanes: HashMap<Link, Lane>,
+    numbers: u64,
+    generator: Entropy,
+}
+
+impl State {
+    pub(super) fn new(seed: u64) -> Self {
+        let mut key = [0; 16];
+        key[..8].copy_from_slice(&seed.to_le_bytes());
+        Self {
+            now: Instant::ZERO,
+            memories: Memories::default(),
+            endpoints: BTreeMap::new(),
+            lanes: HashMap::new(),
+            numbers: 0,
+            generator: Entropy::from_seed(key),
+        }
+    }
+
+    pub(super) fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    pub(super) fn open(&mut self) -> EndpointId {
+        let id = EndpointId(self.number());
+        self.endpoints.insert(id, Endpoint::default());
+        id
+    }
+
+    /// The endpoint is gone; those connected to it are told.
+    pub(super) fn close(&mut self, id: EndpointId) {
+        self.endpoints.remove(&id);
+        self.memories.forget(id);
+        for endpoint in self.endpoints.values_mut() {
+            let lost: Vec<PeerId> = endpoint.connections.iter().filter(|(_, to)| **to == id).map(|(peer, _)| *peer).collect();
+            for peer in lost {
+                endpoint.connections.remove(&peer);
+                endpoint.arrive(Arrived::PeerLost { peer });
+            }
+        }
+    }
+
+    pub(super) fn connect(&mut self, from: EndpointId, to: EndpointId) -> Ticket {
+        let ticket = Ticket(self.number());
+        if let Some(endpoint) = self.endpoints.get_mut(&from) {
+            endpoint.attempts.push((ticket, to));
+        }
+        self.settle_attempts(from);
+        ticket
+    }
+
+    pub(super) fn cancel(&mut self, id: EndpointId, ticket: Ticket) {
+        if let Some(endpoint) = self.endpoints.get_mut(&id) {
+            endpoint.attempts.retain(|(open, _)| *open != ticket);
+            endpoint.arrived.retain(|arrived| match arrived {
+                Arrived::Connected { ticket: done, .. } | Arrived::ConnectFailed { ticket: done } => *done != ticket,
+                _ => true,
+            });
+        }
+    }
+
+    /// Attempts over a cut link stay open; others succeed if there is somebody.
+    fn settle_attempts(&mut self, from: EndpointId) {
+        let attempts = self.endpoints.get_mut(&from).map(|endpoint| std::mem::take(&mut endpoint.attempts)).unwrap_or_default();
+        for (ticket, to) in attempts {
+            let cut = [Link { from, to }, Link { from: to, to: from }].iter().any(|link| self.lane(*link).fault.cut);
+            let peer = PeerId(self.number());
+            let there = self.endpoints.contains_key(&to);
+            let Some(endpoint) = self.endpoints.get_mut(&from) else { return };
+            if cut {
+                endpoint.attempts.push((ticket, to));
+            } else if there {
+                endpoint.connections.insert(peer, to);
+                endpoint.arrive(Arrived::Connected { ticket, peer });
+            } else {
+                endpoint.arrive(Arrived::ConnectFailed { ticket });
+            }
+        }
+    }
+
+    pub(super) fn disconnect(&mut self, id: EndpointId, peer: PeerId) {
+        if let Some(endpoint) = self.endpoints.get_mut(&id) {
+            endpoint.connections.remove(&peer);
+        }
+    }
+
+    pub(super) fn peer(&self, id: EndpointId, peer: PeerId) -> Option<EndpointId> {
+        self.endpoints.get(&id)?.connections.get(&peer).copied()
+    }
+
+    pub(super) fn send(&mut self, from: EndpointId, peer: PeerId, bytes: &[u8]) -> Result<(), ErrorKind> {
+        let to = self.peer(from, peer).ok_or(ErrorKind::NotConnected)?;
+        let link = Link { from, to };
+        let under_way =
+            self.endpoints.get(&to).map_or(0, |endpoint| endpoint.under_way.values().filter(|sent| sent.from == from).count());
+        let lane = self.lane(link);
+        if lane.fault.limit.is_some_and(|limit| under_way + lane.held.len() >= limit) {
+            return Err(ErrorKind::WouldBlock);
+        }
+        lane.log.push(bytes.to_vec());
+        let sent = Sent { from, bytes: bytes.to_vec() };
+        if lane.drop_next > 0 {
+            lane.drop_next -= 1;
+        } else if lane.fault.drop || lane.fault.cut {
+        } else if lane.fault.hold {
+            lane.held.push(sent);
+        } else {
+            self.dispatch(link, sent);
+        }
+        Ok(())
+    }
+
+    fn dispatch(&mut self, link: Link, sent: Sent) {
+        let fault = self.lane(link).fault;
+        for _ in 0..=fault.duplicate {
+            let at = (self.now.saturating_add(fault.delay), self.number());
+            let swap = fault.reorder && self.generator.draw().is_multiple_of(2);
+            let last = self.lane(link).last.replace(at);
+            let Some(endpoint) = self.endpoints.get_mut(&link.to) else { return };
+            endpoint.under_way.insert(at, sent.clone());
+            if let Some(last) = last.filter(|_| swap)
+                && let (Some(earlier), Some(later)) = (endpoint.under_way.remove(&last), endpoint.under_way.remove(&at))
+            {
+                endpoint.under_way.insert(last, later);
+                endpoint.under_way.insert(at, earlier);
+            }
+            endpoint.wake();
+        }
+    }
+
+    pub(super) fn fault(&mut self, link: Link, fault: Fault) {
+        let lane = self.lane(link);
+        lane.fault = fault;
+        let held = if fault.hold { Vec::new() } else { std::mem::take(&mut lane.held) };
+        for sent in held {
+            self.dispatch(link, sent);
+        }
+        for id in [link.from, link.to] {
+            self.settle_attempts(id);
+        }
+    }
+
+    pub(super) fn drop_next(&mut self, link: Link, count: usize) {
+        self.lane(link).drop_next = count;
+    }
+
+    pub(super) fn replay(&mut self, link: Link, nth: usize) -> bool {
+        let Some(bytes) = self.lane(link).log.get(nth).cloned() else { return false };
+        self.dispatch(link, Sent { from: link.from, bytes });
+        true
+    }
+
+    pub(super) fn inject(&mut self, to: EndpointId, bytes: &[u8]) {
+        if let Some(endpoint) = self.endpoints.get_mut(&to) {
+            endpoint.arrive(Arrived::Message { from: None, bytes: bytes.to_vec() });
+        }
+    }
+
+    pub(super) fn finish_read(&mut self, id: EndpointId, read: ReadId, result: Result<(), ErrorKind>) {
+        if let Some(endpoint) = self.endpoints.get_mut(&id) {
+            endpoint.arrive(Arrived::ReadDone { read, result });
+        }
+    }
+
+    pub(super) fn poll(&mut self, id: EndpointId) -> Option<Arrived> {
+        let now = self.now;
+        let endpoint = self.endpoints.get_mut(&id)?;
+        if let Some(arrived) = endpoint.arrived.pop_front() {
+            return Some(arrived);
+        }
+        let first = endpoint.under_way.first_entry().filter(|first| first.key().0 <= now)?;
+        let Sent { from, bytes } = first.remove();
+        let from = endpoint.connections.iter().find(|(_, to)| **to == from).map(|(peer, _)| *peer);
+        Some(Arrived::Message { from, bytes })
+    }
+
+    pub(super) fn next_arrival(&self) -> Option<Instant> {
+        self.endpoints.values().filter_map(|endpoint| endpoint.under_way.first_key_value().map(|((at, _), _)| *at)).min()
+    }
+
+    pub(super) fn register_waker(&mut self, id: EndpointId, waker: &Waker) {
+        let now = self.now;
+        if let Some(endpoint) = self.endpoints.get_mut(&id) {
+            endpoint.waker = Some(waker.clone());
+            if !endpoint.arrived.is_empty() || endpoint.under_way.first_key_value().is_some_and(|((at, _), _)| *at <= now) {
+                endpoint.wake();
+            }
+        }
+    }
+
+    fn lane(&mut self, link: Link) -> &mut Lane {
+        self.lanes.entry(link).or_default()
+    }
+}
+
+impl Endpoint {
+    fn arrive(&mut self, arrived: Arrived) {
+        self.arrived.push_back(arrived);
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}

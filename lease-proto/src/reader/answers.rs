@@ -1,0 +1,102 @@
+//! What the holder's answers mean. An answer that fits no renew that is remembered, exactly, is discarded whole.
+
+use super::{
+    Leg, Peer, Reader, Request, Status,
+    leg::{BY_TOKEN, NIL},
+    peers::BY_SESSION,
+};
+use crate::{
+    clock::proof_deadline,
+    config::{LONGEST_EXTENSION, SHORTEST},
+    counters::add,
+    event::{Context, Event},
+    id::{Seq, Session, Token},
+    table::Slots,
+    time::{Duration, Instant},
+    wire::{
+        Rejected,
+        native::{Body, Gone, Refusal, Renewed},
+    },
+};
+
+impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader<R, G, P, M> {
+    pub(super) fn answered(&mut self, cx: &mut Context<'_>, session: Session, body: Body<'_>) {
+        let Some(key) = self.peers.find(BY_SESSION, session.0, |peer| peer.session() == session) else {
+            cx.reject(Rejected::StaleSession);
+            return;
+        };
+        match body {
+            Body::HelloAck(ack) => self.welcomed(cx, key, &ack),
+            Body::Renewed(renewed) => self.renewed(cx, key, renewed),
+            Body::Completed(answer) => self.closed(cx, key, answer.re, answer.token, Ok(())),
+            Body::Gone(Gone { re: Seq(0), token, why }) => self.told(cx, key, token, why),
+            Body::Gone(gone) => self.closed(cx, key, gone.re, gone.token, Err(gone.why)),
+            _ => {}
+        }
+    }
+
+    fn renewed(&mut self, cx: &mut Context<'_>, key: u32, renewed: Renewed<'_>) {
+        let Some(peer) = self.peers.get_mut(key) else { return };
+        let Some(record) = peer.take_record(renewed.re).filter(|record| record.count == renewed.count) else {
+            add(&mut cx.counters.answers_discarded);
+            return;
+        };
+        add(&mut cx.counters.answers);
+        peer.heard();
+        if !renewed.granted.is_zero() {
+            peer.extension = renewed.granted.max(SHORTEST).min(LONGEST_EXTENSION);
+            if peer.extension != renewed.granted && !core::mem::replace(&mut peer.told_terms, true) {
+                cx.emit(Event::TermsUnsatisfiable { engine: peer.engine.as_bytes(), granted: renewed.granted });
+            }
+        }
+        let (holder_ppm, mut at) = (peer.drift_ppm, peer.head);
+        let mut exceptions = renewed.exceptions.iter().peekable();
+        // Legs stand in the order in which the renew named them, with gaps where some were closed since.
+        while let Some(leg) = self.legs.get(at) {
+            let next = leg.links.map_or(NIL, |(_, next)| next);
+            if let Some(index) = leg.index_in(renewed.re) {
+                while exceptions.next_if(|(exception, _)| *exception < index).is_some() {}
+                let what = exceptions.next_if(|(exception, _)| *exception == index).map_or(Ok(renewed.granted), |(_, what)| what);
+                match what {
+                    Ok(granted) => self.promised(cx, at, record.at, granted, holder_ppm),
+                    Err(Refusal::NotYet) => {}
+                    Err(refusal) => self.lose(cx, at, refusal.into()),
+                }
+            }
+            at = next;
+        }
+    }
+
+    /// The holder has promised `granted` from some time not before `sent`.
+    fn promised(&mut self, cx: &mut Context<'_>, index: u32, sent: Instant, granted: Duration, holder_ppm: u32) {
+        let proof = proof_deadline(sent, granted, self.terms.drift_ppm(), holder_ppm);
+        let Some(leg) = self.legs.get_mut(index) else { return };
+        leg.heard = cx.now;
+        let proof = leg.proof.map_or(proof, |earlier| earlier.max(proof));
+        leg.proof = Some(proof);
+        if proof > cx.now {
+            leg.status = Status::Confirmed;
+        }
+        let request = leg.request;
+        self.arm_leg(index);
+        self.review(cx, request);
+        self.judge(cx, request);
+    }
+
+    /// Told unasked that a lease is over or will be.
+    fn told(&mut self, cx: &mut Context<'_>, key: u32, token: Token, why: Refusal) {
+        let Some(index) = self.find_leg(key, token, |leg| leg.closing.is_none()) else { return };
+        match why {
+            Refusal::NotYet => {}
+            Refusal::Draining => {
+                let request = self.legs.get(index).map_or(NIL, |leg| leg.request);
+                self.tell(cx, request, |request, handle| Event::HolderDrains { request, handle });
+            }
+            _ => self.lose(cx, index, why.into()),
+        }
+    }
+
+    pub(super) fn find_leg(&self, key: u32, token: Token, is: impl Fn(&Leg) -> bool) -> Option<u32> {
+        self.legs.find(BY_TOKEN, token.nonce, |leg| leg.peer == key && leg.token == token && is(leg))
+    }
+}

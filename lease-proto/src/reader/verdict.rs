@@ -1,0 +1,97 @@
+//! Judging reads: law 4, all of it in one place.
+
+use super::{
+    Declined, Handle, Leg, Peer, Reader, Request,
+    leg::{Phase, Status},
+};
+use crate::{
+    event::{Context, Event, Lost, Verdict},
+    table::Slots,
+    time::Instant,
+    wire::Wire,
+};
+
+/// What the transport said of a read that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadOutcome {
+    /// All parts landed; the fabric moved them without asking the holder.
+    OneSided,
+    /// All parts landed; the holder itself served them and checked token and bounds while serving.
+    Served,
+    /// All parts landed, out of a region that was registered for this lease alone and is invalidated before its blocks are reused.
+    Fenced,
+    /// It failed.
+    Failed,
+}
+
+impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader<R, G, P, M> {
+    /// A read is over. `cx.now` must be read AFTER that was observed; the verdict comes as [`Event::ReadDone`], now or within
+    /// `verdict_timeout`.
+    ///
+    /// # Errors
+    /// `NotTracked` if the handle is stale or no read was begun.
+    pub fn read_ended(&mut self, cx: &mut Context<'_>, handle: Handle, outcome: ReadOutcome) -> Result<(), Declined> {
+        self.tick(cx);
+        let request = self.request(handle).ok_or(Declined::NotTracked)?;
+        let Phase::Reading { abandoned } = request.phase else { return Err(Declined::NotTracked) };
+        request.phase = Phase::Judging { ended: cx.now };
+        let index = handle.index;
+        let outcome = if abandoned { ReadOutcome::Failed } else { outcome };
+        match outcome {
+            ReadOutcome::Failed => self.decide(cx, index, Verdict::Failed),
+            ReadOutcome::Served => self.decide(cx, index, Verdict::ValidServed),
+            ReadOutcome::Fenced => self.decide(cx, index, Verdict::ValidFenced),
+            ReadOutcome::OneSided if self.terms.wire() == Wire::Vllm => self.decide(cx, index, Verdict::Unverified),
+            ReadOutcome::OneSided => {
+                self.judge(cx, index);
+                if self.ended(index).is_some() {
+                    self.close_legs(cx, index, true); // ask for proof (B), renewing meanwhile
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides as soon as it can be decided.
+    pub(super) fn judge(&mut self, cx: &mut Context<'_>, index: u32) {
+        let Some(ended) = self.ended(index) else { return };
+        let by_deadline = !self.terms.proof_by_completion();
+        let (mut all, mut hopeless) = (true, false);
+        self.each_leg(index, |leg| {
+            // Proof (A): the read ended strictly before the promise did. It stays proven, whatever comes later.
+            leg.proven |= by_deadline && leg.proof.is_some_and(|proof| ended < proof);
+            all &= leg.proven;
+            hopeless |= !leg.proven && gone(leg);
+        });
+        let by_completion = self.requests.get(index).is_some_and(|request| request.by_completion);
+        match (all, hopeless) {
+            (true, _) if by_completion => self.decide(cx, index, Verdict::ValidByCompletion),
+            (true, _) => self.decide(cx, index, Verdict::ValidByDeadline),
+            (_, true) => self.decide(cx, index, Verdict::Expired),
+            _ => {}
+        }
+    }
+
+    /// When the read ended whose verdict is still open.
+    pub(super) fn ended(&self, index: u32) -> Option<Instant> {
+        match self.requests.get(index)?.phase {
+            Phase::Judging { ended } => Some(ended),
+            _ => None,
+        }
+    }
+
+    pub(super) fn decide(&mut self, cx: &mut Context<'_>, index: u32, verdict: Verdict) {
+        if let Some(request) = self.requests.get_mut(index) {
+            request.phase = Phase::Closing;
+        }
+        cx.counters.count_verdict(verdict);
+        self.tell(cx, index, |request, handle| Event::ReadDone { request, handle, verdict });
+        // What failed will not be read: give it back at once.
+        self.close_legs(cx, index, verdict != Verdict::Failed);
+    }
+}
+
+/// The holder will not answer that it held the blocks.
+fn gone(leg: &Leg) -> bool {
+    matches!(leg.status, Status::Lost(Lost::Expired | Lost::Unknown | Lost::Claimed | Lost::PeerRestarted | Lost::Failed))
+}
