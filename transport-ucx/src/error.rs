@@ -1,0 +1,100 @@
+//! What can go wrong, in words that say what to do.
+
+use lease_proto::transport::{Error, ErrorKind};
+
+/// An error of this transport.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UcxError {
+    /// UCX finds none of the wanted transports here, or cannot open them.
+    #[error("ucx finds no usable transport for `{tls}` ({status}): name others, such as `tcp`, or look at `ucx_info -d`")]
+    Unavailable {
+        /// The wanted transports.
+        tls: String,
+        /// UCX's own words.
+        status: &'static str,
+    },
+    /// A number of [`UcxConfig`](crate::UcxConfig) that cannot work.
+    #[error("ucx configuration: {field} is {got}, expected {expected}")]
+    Config {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        got: String,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// UCX does not take a setting.
+    #[error("ucx does not take the setting {name}={value} ({status}): correct it or unset it")]
+    Setting {
+        /// Its name as an environment variable.
+        name: String,
+        /// Its value.
+        value: String,
+        /// UCX's own words.
+        status: &'static str,
+    },
+    /// The metadata of a peer is not of this transport.
+    #[error("metadata is not of the ucx transport ({0}): take it from the peer's `local_metadata`, framed")]
+    Metadata(&'static str),
+    /// As many connections as allowed are open, being opened or being closed.
+    #[error("all {max} connections are in use: disconnect peers, cancel attempts, or raise `max_peers`")]
+    TooManyPeers {
+        /// The bound.
+        max: usize,
+    },
+    /// The bound on what is in flight to this peer is reached.
+    #[error("{ops} notifications with {bytes} bytes are in flight to this peer: poll, then send again")]
+    InFlight {
+        /// Notifications not yet sent.
+        ops: usize,
+        /// Their bytes.
+        bytes: usize,
+    },
+    /// A notification over the limit.
+    #[error("notification has {got} bytes, expected at most {max}: split it")]
+    TooLarge {
+        /// Its bytes.
+        got: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// No such peer, or no longer.
+    #[error("not connected to this peer: connect with its current metadata")]
+    NotConnected,
+    /// The fabric reports the peer dead.
+    #[error("the peer is lost ({status}): connect again with its current metadata")]
+    PeerLost {
+        /// UCX's own words.
+        status: &'static str,
+    },
+    /// Wakers are not offered.
+    #[error("ucx wakes by a file descriptor, not by a waker: use `arm` or `wait`")]
+    Waker,
+    /// A call into UCX failed.
+    #[error("{call} failed: {status}")]
+    Backend {
+        /// The function.
+        call: &'static str,
+        /// UCX's own words.
+        status: &'static str,
+    },
+    /// Waiting on the event descriptor failed.
+    #[error("waiting for the event descriptor failed: {0}")]
+    Wait(rustix::io::Errno),
+}
+
+impl Error for UcxError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unavailable { .. } => ErrorKind::Unavailable,
+            Self::Config { .. } | Self::Setting { .. } | Self::Metadata(_) => ErrorKind::Invalid,
+            Self::TooManyPeers { .. } | Self::InFlight { .. } => ErrorKind::WouldBlock,
+            Self::TooLarge { .. } => ErrorKind::TooLarge,
+            Self::NotConnected => ErrorKind::NotConnected,
+            Self::PeerLost { .. } => ErrorKind::PeerLost,
+            Self::Waker => ErrorKind::Unsupported,
+            Self::Backend { .. } | Self::Wait(_) => ErrorKind::BackendFailed,
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! UCX itself: its settings, and what it finds on this machine.
+
+use std::{
+    ffi::{CStr, CString, c_char, c_int, c_void},
+    ptr,
+};
+
+use ucx_sys::sys as ucx;
+
+use super::{Status, Zeroed as _};
+use crate::UcxError;
+
+/// An initialised UCX. Cleaned up when the last worker is gone, because each holds it.
+pub(crate) struct Context(ucx::ucp_context_h);
+
+impl Context {
+    /// Initialises UCX with `settings` over those of the environment; `tls` is for the error's text.
+    pub(crate) fn new(settings: &[(&str, String)], tls: &str) -> Result<Self, UcxError> {
+        let mut config = Config::read()?;
+        for (name, value) in settings {
+            config.set(name, value)?;
+        }
+        let mut params = ucx::ucp_params_t::zeroed();
+        params.field_mask = u64::from(ucx::ucp_params_field_UCP_PARAM_FIELD_FEATURES);
+        params.features = u64::from(ucx::ucp_feature_UCP_FEATURE_AM | ucx::ucp_feature_UCP_FEATURE_WAKEUP);
+        let mut context = ptr::null_mut();
+        // SAFETY: the parameters and the configuration are valid, and UCX copies both.
+        let status = unsafe {
+            ucx::ucp_init_version(ucx::UCP_API_MAJOR, ucx::UCP_API_MINOR, &raw const params, config.0, &raw mut context)
+        };
+        match Status::check(status) {
+            Ok(()) => Ok(Self(context)),
+            Err(status) => Err(UcxError::Unavailable { tls: tls.to_owned(), status: status.text() }),
+        }
+    }
+
+    pub(super) fn raw(&self) -> ucx::ucp_context_h {
+        self.0
+    }
+
+    /// What UCX found, each as `transport/device`. Empty if UCX will not tell.
+    pub(crate) fn resources(&self) -> Vec<String> {
+        // UCX tells only in print: `#  resource 0 :  md 0  dev 1  flags -- tcp/eth0`.
+        let printed = printed(|stream| {
+            // SAFETY: the context lives, and the stream is open.
+            unsafe { ucx::ucp_context_print_info(self.0, stream) };
+        });
+        let resources = printed.lines().filter(|line| line.contains(" resource "));
+        resources.filter_map(|line| line.split_whitespace().last()).map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: ours, and nothing that needs it lives any more: workers hold it by `Rc`.
+        unsafe { ucx::ucp_cleanup(self.0) };
+    }
+}
+
+/// The settings for one initialisation.
+struct Config(*mut ucx::ucp_config_t);
+
+impl Config {
+    /// Those of the environment.
+    fn read() -> Result<Self, UcxError> {
+        let mut config = ptr::null_mut();
+        // SAFETY: no prefix and no file are allowed.
+        let status = unsafe { ucx::ucp_config_read(ptr::null(), ptr::null(), &raw mut config) };
+        match Status::check(status) {
+            Ok(()) => Ok(Self(config)),
+            Err(status) => Err(UcxError::Backend { call: "ucp_config_read", status: status.text() }),
+        }
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), UcxError> {
+        let error = |status| UcxError::Setting { name: format!("UCX_{name}"), value: value.to_owned(), status };
+        let nul = |_| error("it contains a zero byte");
+        let (c_name, c_value) = (CString::new(name).map_err(nul)?, CString::new(value).map_err(nul)?);
+        // SAFETY: the configuration is ours, the strings end in a zero, and UCX copies them.
+        let status = unsafe { ucx::ucp_config_modify(self.0, c_name.as_ptr(), c_value.as_ptr()) };
+        Status::check(status).map_err(|status| error(status.text()))
+    }
+}
+
+impl Drop for Config {
+    fn drop(&mut self) {
+        // SAFETY: ours, and released once.
+        unsafe { ucx::ucp_config_release(self.0) };
+    }
+}
+
+/// What `print` writes to a C stream; nothing if no stream can be had.
+fn printed(print: impl FnOnce(*mut ucx::FILE)) -> String {
+    let (mut text, mut length) = (ptr::null_mut::<c_char>(), 0);
+    // SAFETY: both places outlive the stream.
+    let stream = unsafe { open_memstream(&raw mut text, &raw mut length) };
+    if stream.is_null() {
+        return String::new();
+    }
+    print(stream);
+    // SAFETY: open, and closed once. Closing settles `text`.
+    let closed = unsafe { fclose(stream) };
+    if text.is_null() {
+        return String::new();
+    }
+    let printed = if closed == 0 {
+        // SAFETY: a closed memory stream leaves a string with its zero.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    } else {
+        String::new()
+    };
+    // SAFETY: the stream's buffer is the caller's to free.
+    unsafe { free(text.cast()) };
+    printed
+}
+
+unsafe extern "C" {
+    fn open_memstream(text: *mut *mut c_char, length: *mut usize) -> *mut ucx::FILE;
+    fn fclose(stream: *mut ucx::FILE) -> c_int;
+    fn free(memory: *mut c_void);
+}
