@@ -1,3 +1,10 @@
-//! Certifies kvlease transports.
+//! Certifies kvlease transports: [`loopback`], an in-memory fabric with faults, and with the feature `cli` the cases
+//! ([`certify`]), the engine that they and the command `kvlease` run ([`engine`]), and the command lines ([`cli`]).
 
+#[cfg(feature = "cli")]
+pub mod certify;
+#[cfg(feature = "cli")]
+pub mod cli;
+#[cfg(feature = "cli")]
+pub mod engine;
 pub mod loopback;

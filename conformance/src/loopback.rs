@@ -133,6 +133,11 @@ impl Loopback {
     pub fn id(&self) -> EndpointId {
         self.id
     }
+
+    /// Whether [`Control::poll`] would return something now.
+    pub fn has_mail(&self) -> bool {
+        self.fabric.state().has_mail(self.id)
+    }
 }
 
 impl Drop for Loopback {

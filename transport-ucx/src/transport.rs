@@ -27,6 +27,8 @@ use crate::{
 const CALLS_PER_LOOK: u64 = 32;
 /// While something waits to be sent: nothing tells when a peer's queue in shared memory has room again.
 const RETRY: Duration = Duration::from_millis(1);
+/// At the latest: the descriptor was seen to stay silent when a connection came in over tcp while there was no other.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Connections and notifications over UCX.
 ///
@@ -147,7 +149,7 @@ impl UcxTransport {
     /// `BackendFailed`.
     pub fn wait(&mut self, timeout: Duration) -> Result<(), UcxError> {
         // Keepalive is left out: its timer is behind the descriptor.
-        let timeout = self.own_work().map_or(timeout, |own| own.min(timeout));
+        let timeout = self.own_work().min(timeout);
         let Some(fd) = self.arm()? else { return Ok(()) };
         // Longer than the type can say is as good as for ever.
         let timeout = Timespec::try_from(std::time::Duration::from(timeout)).ok();
@@ -240,13 +242,13 @@ impl UcxTransport {
     }
 
     /// How long until this transport wants to be polled for its own sake, keepalive aside.
-    fn own_work(&self) -> Option<Duration> {
+    fn own_work(&self) -> Duration {
         let retry = (self.worker.outstanding() > 0).then_some(RETRY);
         let closing = self.closing.front().map(|(_, deadline)| {
             let left = deadline.saturating_duration_since(Instant::now());
             Duration::try_from(left).unwrap_or(Duration::MAX)
         });
-        retry.into_iter().chain(closing).min()
+        retry.into_iter().chain(closing).fold(LOOK, Duration::min)
     }
 }
 
@@ -361,7 +363,7 @@ impl Control for UcxTransport {
     fn next_timeout(&self) -> Option<Duration> {
         let arrived = (!self.inbox.is_empty()).then_some(Duration::ZERO);
         let keepalive = (!self.peers.is_empty()).then(|| self.config.keepalive.scale(1, CALLS_PER_LOOK));
-        arrived.into_iter().chain(self.own_work()).chain(keepalive).min()
+        arrived.into_iter().chain(keepalive).chain([self.own_work()]).min()
     }
 }
 

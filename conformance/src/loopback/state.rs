@@ -264,13 +264,19 @@ impl State {
     }
 
     pub(super) fn register_waker(&mut self, id: EndpointId, waker: &Waker) {
-        let now = self.now;
+        let mail = self.has_mail(id);
         if let Some(endpoint) = self.endpoints.get_mut(&id) {
             endpoint.waker = Some(waker.clone());
-            if !endpoint.arrived.is_empty() || endpoint.under_way.first_key_value().is_some_and(|((at, _), _)| *at <= now) {
+            if mail {
                 endpoint.wake();
             }
         }
+    }
+
+    pub(super) fn has_mail(&self, id: EndpointId) -> bool {
+        self.endpoints.get(&id).is_some_and(|endpoint| {
+            !endpoint.arrived.is_empty() || endpoint.under_way.first_key_value().is_some_and(|((at, _), _)| *at <= self.now)
+        })
     }
 
     fn lane(&mut self, link: Link) -> &mut Lane {

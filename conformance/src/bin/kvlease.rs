@@ -1,0 +1,5 @@
+//! The command `kvlease`.
+
+fn main() -> std::process::ExitCode {
+    conformance::cli::front::main()
+}

@@ -1,0 +1,110 @@
+//! Notifications: whole, unchanged, none lost, none doubled.
+
+use serde_json::Value;
+
+use super::{Bench, Case, Command, NodeId, Trouble, ensure};
+use crate::engine::{Filling, hex};
+
+pub(super) const CASES: &[Case] = &[
+    Case { id: "notify/bytes", requires: "every byte value arrives unchanged", run: bytes },
+    Case { id: "notify/empty", requires: "an empty notification arrives as one", run: empty },
+    Case { id: "notify/largest", requires: "a notification of the largest stated size arrives unchanged", run: largest },
+    Case { id: "notify/too-large", requires: "one byte more is refused as too large, and harms nothing", run: too_large },
+    Case { id: "notify/order", requires: "notifications to one peer arrive in order, where the transport states it", run: order },
+    Case { id: "notify/complete", requires: "of many notifications none is lost and none doubled", run: complete },
+];
+
+const MANY: u32 = 2000;
+
+/// Two raw nodes, the first connected to the second; the peer's number, and the second's stated limit and order.
+struct Linked {
+    from: NodeId,
+    to: NodeId,
+    peer: u64,
+    max: usize,
+    ordered: bool,
+}
+
+fn linked(bench: &mut Bench) -> Result<Linked, Trouble> {
+    let (to, from) = (bench.raw("p")?, bench.raw("d")?);
+    let metadata = bench.tell(to, Command::Metadata)?;
+    let peer = link(bench, from, &metadata["metadata"])?;
+    let max = metadata["max"].as_u64().unwrap_or_default() as usize;
+    Ok(Linked { from, to, peer, max, ordered: metadata["ordered"] == true })
+}
+
+/// Connects without the protocol and returns the peer's number.
+pub(super) fn link(bench: &mut Bench, from: NodeId, metadata: &Value) -> Result<u64, Trouble> {
+    let metadata = metadata.as_str().unwrap_or_default().to_owned();
+    let answer = bench.tell(from, Command::Connect { metadata })?;
+    ensure(answer["result"] == "ok", || format!("cannot connect: {answer}"))?;
+    let event = bench.wait(from, "linked", |event| event["ticket"] == answer["ticket"])?;
+    Ok(event["peer"].as_u64().unwrap_or_default())
+}
+
+fn arrives(bench: &mut Bench, at: &Linked, filling: Filling, expected: &[u8]) -> Result<(), Trouble> {
+    let answer = bench.tell(at.from, Command::Notify { peer: at.peer, filling })?;
+    ensure(answer["result"] == "ok", || format!("not accepted: {answer}"))?;
+    let event = bench.wait(at.to, "received", |_| true)?;
+    ensure(event["hex"] == hex(expected), || format!("expected {} bytes as they were sent, got {}", expected.len(), event["length"]))
+}
+
+fn bytes(bench: &mut Bench) -> Result<(), Trouble> {
+    let at = linked(bench)?;
+    let all: Vec<u8> = (0..=255).collect();
+    arrives(bench, &at, Filling::Counting(256), &all)?;
+    for byte in all {
+        arrives(bench, &at, Filling::Hex(hex(&[byte])), &[byte])?;
+    }
+    Ok(())
+}
+
+fn empty(bench: &mut Bench) -> Result<(), Trouble> {
+    let at = linked(bench)?;
+    arrives(bench, &at, Filling::Counting(0), &[])?;
+    arrives(bench, &at, Filling::Counting(1), &[0])
+}
+
+fn largest(bench: &mut Bench) -> Result<(), Trouble> {
+    let at = linked(bench)?;
+    let expected: Vec<u8> = (0..at.max).map(|byte| byte as u8).collect();
+    arrives(bench, &at, Filling::Counting(at.max), &expected)
+}
+
+fn too_large(bench: &mut Bench) -> Result<(), Trouble> {
+    let at = linked(bench)?;
+    let answer = bench.tell(at.from, Command::Notify { peer: at.peer, filling: Filling::Counting(at.max + 1) })?;
+    ensure(answer["result"] == "too large", || format!("expected too large: {answer}"))?;
+    arrives(bench, &at, Filling::Hex("2a".into()), &[42])
+}
+
+fn many(bench: &mut Bench, at: &Linked) -> Result<Vec<u32>, Trouble> {
+    let answer = bench.tell(at.from, Command::NotifyMany { peer: at.peer, count: MANY })?;
+    ensure(answer["result"] == "ok", || format!("not accepted: {answer}"))?;
+    let mut numbers = Vec::new();
+    while numbers.len() < MANY as usize {
+        let event = bench.wait(at.to, "received", |_| true)?;
+        let bytes = event["hex"].as_str().and_then(crate::engine::unhex).and_then(|bytes| bytes.try_into().ok());
+        numbers.push(bytes.map(u32::from_le_bytes).ok_or_else(|| Trouble::Failed(format!("not what was sent: {event}")))?);
+    }
+    Ok(numbers)
+}
+
+fn order(bench: &mut Bench) -> Result<(), Trouble> {
+    let at = linked(bench)?;
+    if !at.ordered {
+        return Err(Trouble::Skip("the transport states no order".into()));
+    }
+    let numbers = many(bench, &at)?;
+    let wrong = numbers.iter().zip(0..MANY).find(|(got, expected)| *got != expected);
+    ensure(wrong.is_none(), || format!("expected {}, got {}", wrong.map_or(0, |w| w.1), wrong.map_or(0, |w| *w.0)))
+}
+
+fn complete(bench: &mut Bench) -> Result<(), Trouble> {
+    let at = linked(bench)?;
+    let mut numbers = many(bench, &at)?;
+    numbers.sort_unstable();
+    ensure(numbers.iter().copied().eq(0..MANY), || "some are lost and others doubled".into())?;
+    // What would be doubled comes before this one, or never.
+    arrives(bench, &at, Filling::Hex("ffffffffff".into()), &[0xff; 5])
+}

@@ -1,0 +1,155 @@
+//! Where a case takes place: nodes that do what they are told, and may be stopped or killed.
+
+use std::collections::HashMap;
+
+use lease_proto::{time::Duration, wire::Wire};
+use serde_json::Value;
+
+use crate::engine::Command;
+
+/// The lease of all cases, in seconds: short, so that they are over soon.
+pub const LEASE: &str = "3";
+/// How long a case waits for something before it fails: not a verdict about speed, only an end to hanging.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A node of a lab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub usize);
+
+/// What a node is started as.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Its engine id.
+    pub name: &'static str,
+    /// The wire that it speaks.
+    pub wire: Wire,
+    /// Only the transport, without the protocol.
+    pub raw: bool,
+}
+
+/// What can be done to a node's process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// It dies at once (SIGKILL).
+    Kill,
+    /// It stands still (SIGSTOP).
+    Stop,
+    /// It goes on (SIGCONT).
+    Continue,
+}
+
+/// Why a case did not pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// The transport or the protocol did not do what it must.
+    Failed(String),
+    /// It cannot be tried here, for this reason.
+    Skip(String),
+    /// The lab itself broke: no verdict.
+    Harness(String),
+}
+
+/// Nodes of one case. Dropping it ends them all.
+pub trait Lab {
+    /// Starts a node.
+    ///
+    /// # Errors
+    /// `Skip` where the transport is not on this machine.
+    fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble>;
+
+    /// Tells a node what to do; the inner error is the node's.
+    ///
+    /// # Errors
+    /// `Failed` if the node is not there any more.
+    fn ask(&mut self, node: NodeId, command: Command) -> Result<Result<Value, String>, Trouble>;
+
+    /// The next event of a node; `None` if none comes within that time.
+    ///
+    /// # Errors
+    /// `Failed` if the node is not there any more.
+    fn next_event(&mut self, node: NodeId, within: Duration) -> Result<Option<Value>, Trouble>;
+
+    /// Does something to a node's process, and returns when it is done.
+    ///
+    /// # Errors
+    /// `Harness` if it cannot be done.
+    fn signal(&mut self, node: NodeId, signal: Signal) -> Result<(), Trouble>;
+}
+
+/// A lab with a memory: what cases are written against.
+pub struct Bench {
+    lab: Box<dyn Lab>,
+    seen: HashMap<NodeId, Vec<Value>>,
+}
+
+impl Bench {
+    /// A bench in a lab.
+    pub fn new(lab: Box<dyn Lab>) -> Self {
+        Self { lab, seen: HashMap::new() }
+    }
+
+    pub(super) fn node(&mut self, name: &'static str, wire: Wire) -> Result<NodeId, Trouble> {
+        self.lab.start(&Spec { name, wire, raw: false })
+    }
+
+    pub(super) fn raw(&mut self, name: &'static str) -> Result<NodeId, Trouble> {
+        self.lab.start(&Spec { name, wire: Wire::Native, raw: true })
+    }
+
+    pub(super) fn signal(&mut self, node: NodeId, signal: Signal) -> Result<(), Trouble> {
+        self.lab.signal(node, signal)
+    }
+
+    /// Tells a node what to do and expects that it does it.
+    pub(super) fn tell(&mut self, node: NodeId, command: Command) -> Result<Value, Trouble> {
+        let what = format!("{command:?}");
+        self.lab.ask(node, command)?.map_err(|error| Trouble::Failed(format!("{error}, at {}", shortened(&what))))
+    }
+
+    /// Tells a node what to do; it may refuse.
+    pub(super) fn ask(&mut self, node: NodeId, command: Command) -> Result<Result<Value, String>, Trouble> {
+        self.lab.ask(node, command)
+    }
+
+    /// The first event of this name, now or later, for which `is` holds; those before it are remembered.
+    pub(super) fn wait(&mut self, node: NodeId, event: &str, is: impl Fn(&Value) -> bool) -> Result<Value, Trouble> {
+        loop {
+            let Some(next) = self.next(node, PATIENCE)? else {
+                let last = self.seen.get(&node).and_then(|seen| seen.last()).map_or("nothing".to_owned(), Value::to_string);
+                return Err(Trouble::Failed(format!("expected {event}, and it did not come; the last was {}", shortened(&last))));
+            };
+            if next["event"] == event && is(&next) {
+                return Ok(next);
+            }
+        }
+    }
+
+    /// The next event, whatever it is.
+    pub(super) fn next(&mut self, node: NodeId, within: Duration) -> Result<Option<Value>, Trouble> {
+        let next = self.lab.next_event(node, within)?;
+        if let Some(event) = &next {
+            self.seen.entry(node).or_default().push(event.clone());
+        }
+        Ok(next)
+    }
+
+    /// All events of this name about a request that have been looked at.
+    pub(super) fn seen(&self, node: NodeId, event: &str, request: &str) -> Vec<&Value> {
+        let all = self.seen.get(&node).map(Vec::as_slice).unwrap_or_default();
+        all.iter().filter(|seen| seen["event"] == event && seen["request"] == request).collect()
+    }
+}
+
+/// Fails a case with a reason.
+pub(super) fn fail<T>(why: impl Into<String>) -> Result<T, Trouble> {
+    Err(Trouble::Failed(why.into()))
+}
+
+/// Fails a case unless something holds.
+pub(super) fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), Trouble> {
+    if holds { Ok(()) } else { Err(Trouble::Failed(why())) }
+}
+
+fn shortened(text: &str) -> String {
+    if text.chars().count() > 200 { text.chars().take(200).chain("…".chars()).collect() } else { text.to_owned() }
+}

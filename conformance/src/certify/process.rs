@@ -1,0 +1,163 @@
+//! The lab of real processes: each node is a child with a control line, and every child is awaited.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    path::PathBuf,
+    process::{Child, ChildStdin, Command as Process, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    thread::JoinHandle,
+};
+
+use lease_proto::time::Duration;
+use rustix::process::{Pid, kill_process};
+use serde_json::Value;
+
+use super::lab::{LEASE, Lab, NodeId, PATIENCE, Signal, Spec, Trouble};
+use crate::engine::Command;
+
+/// Nodes that are processes of one peer executable.
+pub struct ProcessLab {
+    executable: PathBuf,
+    lane: String,
+    nodes: Vec<Node>,
+}
+
+struct Node {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<Value>,
+    /// Events that came before an answer did.
+    events: std::collections::VecDeque<Value>,
+    threads: Vec<JoinHandle<()>>,
+    complaints: Receiver<String>,
+}
+
+impl ProcessLab {
+    /// A lab that starts this executable with this lane of its transport.
+    pub fn new(executable: PathBuf, lane: &str) -> Self {
+        Self { executable, lane: lane.to_owned(), nodes: Vec::new() }
+    }
+
+    fn node(&mut self, node: NodeId) -> Result<&mut Node, Trouble> {
+        self.nodes.get_mut(node.0).ok_or_else(|| Trouble::Harness("no such node".into()))
+    }
+}
+
+impl Lab for ProcessLab {
+    fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble> {
+        let mut process = Process::new(&self.executable);
+        process.args(["agent", "--name", spec.name, "--wire", &spec.wire.to_string(), "--lease", LEASE, "--lane", &self.lane]);
+        if spec.raw {
+            process.arg("--raw");
+        }
+        // UCX takes SIGHUP as soon as it is loaded, unless told otherwise before.
+        process.env("UCX_DEBUG_SIGNO", "0").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let cannot = |error: std::io::Error| Trouble::Harness(format!("cannot start {}: {error}", self.executable.display()));
+        let mut node = Node::new(process.spawn().map_err(cannot)?);
+        let first = node.line(PATIENCE)?;
+        self.nodes.push(node); // also where it is of no use: it is awaited with the others
+        match first.as_ref().and_then(|first| first.get("unavailable")) {
+            _ if first.as_ref().is_some_and(|first| first.get("ready").is_some()) => Ok(NodeId(self.nodes.len() - 1)),
+            Some(why) => Err(Trouble::Skip(why.as_str().unwrap_or("not on this machine").to_owned())),
+            None => Err(Trouble::Harness(format!("{} did not become ready", self.executable.display()))),
+        }
+    }
+
+    fn ask(&mut self, node: NodeId, command: Command) -> Result<Result<Value, String>, Trouble> {
+        let node = self.node(node)?;
+        let text = serde_json::to_string(&command).map_err(|error| Trouble::Harness(error.to_string()))?;
+        let written = node.stdin.as_mut().map(|stdin| writeln!(stdin, "{text}").and_then(|()| stdin.flush()));
+        if !matches!(written, Some(Ok(()))) {
+            return Err(node.ended());
+        }
+        loop {
+            match node.line(PATIENCE)? {
+                Some(line) if line.get("answer").is_some() => return Ok(Ok(line["answer"].clone())),
+                Some(line) if line.get("error").is_some() => return Ok(Err(line["error"].as_str().unwrap_or_default().to_owned())),
+                Some(event) => node.events.push_back(event),
+                None => return Err(Trouble::Failed("the node does not answer".into())),
+            }
+        }
+    }
+
+    fn next_event(&mut self, node: NodeId, within: Duration) -> Result<Option<Value>, Trouble> {
+        let node = self.node(node)?;
+        match node.events.pop_front() {
+            Some(event) => Ok(Some(event)),
+            None => node.line(within),
+        }
+    }
+
+    fn signal(&mut self, node: NodeId, signal: Signal) -> Result<(), Trouble> {
+        let node = self.node(node)?;
+        let broken = |error: std::io::Error| Trouble::Harness(format!("cannot signal a node: {error}"));
+        let send = |signal| {
+            let pid = i32::try_from(node.child.id()).ok().and_then(Pid::from_raw);
+            pid.map_or(Ok(()), |pid| kill_process(pid, signal)).map_err(|error| broken(error.into()))
+        };
+        match signal {
+            Signal::Stop => send(rustix::process::Signal::STOP),
+            Signal::Continue => send(rustix::process::Signal::CONT),
+            Signal::Kill => {
+                node.child.kill().map_err(broken)?;
+                node.child.wait().map(|_| ()).map_err(broken)
+            }
+        }
+    }
+}
+
+impl Node {
+    fn new(mut child: Child) -> Self {
+        let (lines_in, lines) = channel();
+        let (complaints_in, complaints) = channel();
+        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let mut threads = Vec::new();
+        if let Some(stdout) = stdout {
+            threads.push(std::thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    // Anything that is no JSON would be a library writing to standard output; it is shown as what came last.
+                    let value = serde_json::from_str(&line).unwrap_or_else(|_| serde_json::json!({"event": "noise", "text": line}));
+                    if lines_in.send(value).is_err() {
+                        return;
+                    }
+                }
+            }));
+        }
+        if let Some(mut stderr) = stderr {
+            threads.push(std::thread::spawn(move || {
+                let mut text = Vec::new();
+                let _ = stderr.by_ref().take(1 << 20).read_to_end(&mut text); // what was read so far is what there is
+                let _ = std::io::copy(&mut stderr, &mut std::io::sink());
+                let _ = complaints_in.send(String::from_utf8_lossy(&text).into_owned());
+            }));
+        }
+        Self { child, stdin, lines, events: std::collections::VecDeque::new(), threads, complaints }
+    }
+
+    fn line(&mut self, within: Duration) -> Result<Option<Value>, Trouble> {
+        match self.lines.recv_timeout(within.into()) {
+            Ok(line) => Ok(Some(line)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
+        }
+    }
+
+    /// How it ended, with its last words.
+    fn ended(&mut self) -> Trouble {
+        let status = self.child.wait().map_or("an unknown status".to_owned(), |status| status.to_string());
+        let words = self.complaints.recv().unwrap_or_default();
+        Trouble::Failed(format!("the node ended with {status}: {}", words.lines().last().unwrap_or("it said nothing")))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // Killed and not asked: it may be stopped. Both fail only where it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.stdin = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The command lines: `kvlease`, which links no transport, and the peer executables, one per transport, since two UCX
+//! libraries must not meet in one process.
+
+pub mod certify;
+pub mod decode;
+pub mod front;
+pub mod peer;
+pub mod prefill;
+
+use std::{fmt, process::ExitCode, str::FromStr};
+
+use clap::Args;
+use lease_proto::{config::Config, time::Duration, wire::Wire};
+
+use crate::engine::{EngineError, Setup};
+
+/// Exit status for wrong input and for what this machine lacks.
+pub const WRONG_INPUT: u8 = 2;
+
+/// A transport that processes can be started with, and its way where it has several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransportName {
+    /// Such as `ucx`.
+    pub name: String,
+    /// Such as `tcp`.
+    pub lane: Option<String>,
+}
+
+impl FromStr for TransportName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, lane) = text.split_once(':').map_or((text, None), |(name, lane)| (name, Some(lane.to_owned())));
+        match (name, lane.as_deref()) {
+            ("ucx", None | Some("tcp" | "shm")) | ("loopback", None) => Ok(Self { name: name.to_owned(), lane }),
+            ("ucx", Some(other)) => Err(format!("ucx has no lane {other:?}: expected ucx, ucx:tcp or ucx:shm")),
+            ("nixl", _) => Err("nixl is not in this build yet: expected loopback, ucx, ucx:tcp or ucx:shm".to_owned()),
+            _ => Err("expected loopback, ucx, ucx:tcp or ucx:shm".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for TransportName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.lane {
+            Some(lane) => write!(f, "{}:{lane}", self.name),
+            None => f.write_str(&self.name),
+        }
+    }
+}
+
+/// What both roles are told about themselves.
+#[derive(Args, Clone, Debug)]
+pub struct RoleArgs {
+    /// Transport: ucx, ucx:tcp or ucx:shm
+    #[arg(long, default_value = "ucx")]
+    pub transport: TransportName,
+    /// Wire: native or vllm
+    #[arg(long, default_value_t = Wire::Native)]
+    pub wire: Wire,
+    /// Lease in seconds (vLLM's kv_lease_duration); a decode instance learns it from the parameters if not given
+    #[arg(long, value_name = "SECONDS")]
+    pub lease: Option<Duration>,
+    /// Engine id [default: the role and a random number]
+    #[arg(long, value_name = "ID")]
+    pub engine_id: Option<String>,
+    /// Any other term by its name, such as longest_stall=5
+    #[arg(long = "term", value_name = "NAME=VALUE")]
+    pub terms: Vec<String>,
+}
+
+impl RoleArgs {
+    /// What the engine is started with. Terms that are not given follow from the lease.
+    ///
+    /// # Errors
+    /// A term that is none.
+    pub fn setup(&self, role: &str, lease: Duration, capacity: usize) -> Result<Setup, EngineError> {
+        let mut config = Config::with_lease(self.lease.unwrap_or(lease));
+        for term in &self.terms {
+            let (name, value) = term.split_once('=').ok_or_else(|| EngineError::Invalid(format!("--term {term}: expected NAME=VALUE")))?;
+            config.set(name, value).map_err(|error| EngineError::Invalid(format!("--term {term}: {error}")))?;
+        }
+        let (seed, incarnation) = entropy()?;
+        let name = self.engine_id.clone().unwrap_or_else(|| format!("{role}-{:08x}", incarnation as u32));
+        Ok(Setup { name, wire: self.wire, config, capacity, seed, incarnation, raw: false })
+    }
+}
+
+/// Sixteen bytes and a number from the system's random source.
+pub(crate) fn entropy() -> Result<([u8; 16], u64), EngineError> {
+    let mut bytes = [0; 24];
+    getrandom::fill(&mut bytes).map_err(|error| EngineError::Invalid(format!("no randomness on this system: {error}")))?;
+    let (seed, number) = bytes.split_at(16);
+    let seed = seed.try_into().unwrap_or_default();
+    Ok((seed, u64::from_le_bytes(number.try_into().unwrap_or_default())))
+}
+
+/// One line that says what is wrong, and the exit status for it.
+pub fn complain(program: &str, why: impl fmt::Display) -> ExitCode {
+    eprintln!("{program}: {why}");
+    ExitCode::from(WRONG_INPUT)
+}
+
+/// Logs to standard error, as `RUST_LOG` says; warnings by default.
+pub fn log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init(); // once is enough
+}

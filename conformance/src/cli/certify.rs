@@ -1,0 +1,124 @@
+//! `kvlease certify`: which cases, on which transports, and what came of it.
+
+use std::{fs::File, io::Write as _, path::PathBuf, process::ExitCode};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::{TransportName, complain, front::peer_executable};
+use crate::certify::{Lane, Outcome, Progress, Verdict, all, lab, run, table};
+
+/// What to certify.
+#[derive(Args, Clone, Debug)]
+pub struct CertifyArgs {
+    /// Transports, separated by commas [default: all that this build and this machine have]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub transport: Vec<TransportName>,
+    /// Only the cases whose id starts like this
+    #[arg(long, value_name = "PREFIX")]
+    pub only: Option<String>,
+    /// Tell which cases there are, and run none
+    #[arg(long)]
+    pub list: bool,
+    /// Write one JSON object per case to this file
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Certifies; 0 if nothing failed, 1 if something did, 2 if there is no verdict.
+pub fn certify(args: &CertifyArgs) -> ExitCode {
+    let mut cases = all();
+    if let Some(only) = &args.only {
+        cases.retain(|case| case.id.starts_with(only.as_str()));
+        if cases.is_empty() {
+            return complain("kvlease certify", format!("no case starts with {only:?}: see them with --list"));
+        }
+    }
+    if args.list {
+        let width = cases.iter().map(|case| case.id.len()).max().unwrap_or(0);
+        cases.iter().for_each(|case| println!("{:width$}  {}", case.id, case.requires));
+        return ExitCode::SUCCESS;
+    }
+    let lanes = match lanes(&args.transport) {
+        Ok(lanes) => lanes,
+        Err(why) => return complain("kvlease certify", why),
+    };
+    // Before the run, not after it: a report that cannot be written is known at once.
+    let mut report = match args.json.as_ref().map(|path| File::create(path).map_err(|error| format!("{}: {error}", path.display()))) {
+        Some(Ok(file)) => Some(file),
+        Some(Err(why)) => return complain("kvlease certify", why),
+        None => None,
+    };
+    let names: Vec<String> = lanes.iter().map(Lane::to_string).collect();
+    eprintln!("certifying {}: {} cases each, with leases of {} s", names.join(", "), cases.len(), lab::LEASE);
+    let outcomes = match run(&cases, &lanes, &mut Bar::new(cases.len() * lanes.len())) {
+        Ok(outcomes) => outcomes,
+        Err(why) => return complain("kvlease certify", why),
+    };
+    if let Some(file) = &mut report {
+        let lines: String = outcomes.iter().map(|outcome| format!("{}\n", outcome.to_json())).collect();
+        if let Err(error) = file.write_all(lines.as_bytes()) {
+            return complain("kvlease certify", format!("cannot write the report: {error}"));
+        }
+    }
+    print!("{}", table(&outcomes));
+    let failed = outcomes.iter().any(|outcome| matches!(outcome.verdict, Verdict::Fail(_)));
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// The lanes of the transports that were asked for, or of all there are.
+fn lanes(asked: &[TransportName]) -> Result<Vec<Lane>, String> {
+    let ucx = |lane: &'static str| peer_executable("ucx").map(|executable| Lane::Processes { transport: "ucx", lane, executable });
+    if asked.is_empty() {
+        let mut lanes = vec![Lane::Loopback];
+        if cfg!(feature = "ucx") {
+            lanes.extend([ucx("tcp")?, ucx("shm")?]);
+        }
+        return Ok(lanes);
+    }
+    let mut lanes = Vec::new();
+    for TransportName { name, lane } in asked {
+        match (name.as_str(), lane.as_deref()) {
+            ("loopback", _) => lanes.push(Lane::Loopback),
+            (_, Some("tcp")) => lanes.push(ucx("tcp")?),
+            (_, Some(_)) => lanes.push(ucx("shm")?),
+            (_, None) => lanes.extend([ucx("tcp")?, ucx("shm")?]),
+        }
+    }
+    lanes.sort();
+    lanes.dedup();
+    Ok(lanes)
+}
+
+/// A bar on a terminal, a line per case in a pipe.
+struct Bar {
+    bar: ProgressBar,
+    done: usize,
+    all: usize,
+}
+
+impl Bar {
+    fn new(all: usize) -> Self {
+        let bar = ProgressBar::new(all as u64);
+        if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {msg}") {
+            bar.set_style(style);
+        }
+        Self { bar, done: 0, all }
+    }
+}
+
+impl Progress for Bar {
+    fn done(&mut self, outcome: &Outcome) {
+        self.done += 1;
+        let line = format!("{} {} on {}", outcome.verdict.word(), outcome.case, outcome.lane);
+        if self.bar.is_hidden() {
+            eprintln!("[{}/{}] {line}", self.done, self.all);
+        } else {
+            self.bar.set_message(line);
+            self.bar.inc(1);
+            if self.done == self.all {
+                self.bar.finish_and_clear();
+            }
+        }
+    }
+}

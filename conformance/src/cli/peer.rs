@@ -1,0 +1,127 @@
+//! A peer executable: one transport, in the role that it is told.
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use lease_proto::{
+    clock::SystemClock,
+    config::Config,
+    time::Duration,
+    transport::Error as _,
+    wire::Wire,
+};
+use serde_json::json;
+
+use super::{
+    complain,
+    decode::{DecodeArgs, Ended, decode, read_params},
+    entropy, log,
+    prefill::{PrefillArgs, prefill},
+};
+use crate::engine::{Engine, EngineError, Live, Setup, params_extension, say, serve};
+
+#[derive(Parser)]
+#[command(version, about = "One process of a kvlease transport; `kvlease` starts it")]
+struct Cli {
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Hold blocks
+    Prefill(PrefillArgs),
+    /// Read blocks
+    Decode(DecodeArgs),
+    /// Be a node of a certification, told what to do on standard input
+    Agent(AgentArgs),
+}
+
+#[derive(Args)]
+struct AgentArgs {
+    /// Engine id
+    #[arg(long)]
+    name: String,
+    /// Wire: native or vllm
+    #[arg(long)]
+    wire: Wire,
+    /// Lease in seconds
+    #[arg(long)]
+    lease: Duration,
+    /// Way of the transport, such as tcp
+    #[arg(long)]
+    lane: String,
+    /// Only the transport, without the protocol
+    #[arg(long)]
+    raw: bool,
+}
+
+/// Room for leases and requests in a role that is not told how many there will be.
+const CAPACITY: usize = 1024;
+
+/// Runs the command line of this process with transports that `open` makes, given a lane.
+pub fn main<T: Live>(program: &str, open: impl FnOnce(Option<&str>) -> Result<T, T::Error>) -> ExitCode {
+    let role = Cli::parse().role;
+    log();
+    match role {
+        Role::Prefill(args) => {
+            let setup = args.role.setup("prefill", Duration::from_secs(30), CAPACITY.max(args.grant.len()));
+            let lane = args.role.transport.lane.as_deref();
+            match setup.and_then(|setup| start(setup, || open(lane))).and_then(|engine| prefill(engine, &args)) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => complain(program, error),
+            }
+        }
+        Role::Decode(args) => match run_decode(&args, open) {
+            Ok(Ended::Read) => ExitCode::SUCCESS,
+            Ok(Ended::NotAll) => ExitCode::FAILURE,
+            Ok(Ended::Unreachable(why)) => complain(program, why),
+            Err(error) => complain(program, error),
+        },
+        Role::Agent(args) => match run_agent(&args, open) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => complain(program, error),
+        },
+    }
+}
+
+fn run_decode<T: Live>(args: &DecodeArgs, open: impl FnOnce(Option<&str>) -> Result<T, T::Error>) -> Result<Ended, EngineError> {
+    let params = read_params(&args.params).map_err(EngineError::Invalid)?;
+    // A lease of half as much again as its extension: both wires' rule, turned round.
+    let extension = params.iter().filter_map(params_extension).min().unwrap_or(Duration::from_secs(20));
+    let setup = args.role.setup("decode", extension.scale(3, 2), CAPACITY.max(params.len()))?;
+    let engine = start(setup, || open(args.role.transport.lane.as_deref()))?;
+    decode(engine, args, &params)
+}
+
+/// Tells first whether it is ready, or why the machine lacks what it needs.
+fn run_agent<T: Live>(args: &AgentArgs, open: impl FnOnce(Option<&str>) -> Result<T, T::Error>) -> Result<(), EngineError> {
+    let (seed, incarnation) = entropy()?;
+    let setup = Setup {
+        name: args.name.clone(),
+        wire: args.wire,
+        config: Config::with_lease(args.lease),
+        capacity: CAPACITY,
+        seed,
+        incarnation,
+        raw: args.raw,
+    };
+    let broken = |error: std::io::Error| EngineError::Invalid(format!("the control line is broken: {error}"));
+    let engine = match start(setup, || open(Some(&args.lane))) {
+        Ok(engine) => engine,
+        Err(error) => return say(&json!({"unavailable": error.to_string()})).map_err(broken),
+    };
+    say(&json!({"ready": true})).map_err(broken)?;
+    serve(engine)
+}
+
+fn start<T: Live>(setup: Setup, open: impl FnOnce() -> Result<T, T::Error>) -> Result<Engine<T>, EngineError> {
+    // Terms first: they are wrong or right whatever the machine has.
+    setup.config.validate(setup.wire)?;
+    let transport = open().map_err(|error| EngineError::Transport { kind: error.kind(), text: error.to_string() })?;
+    let engine = Engine::new(transport, Box::new(|| SystemClock.now()), setup)?;
+    if let Some(warning) = engine.terms().warning() {
+        eprintln!("warning: {warning}");
+    }
+    Ok(engine)
+}

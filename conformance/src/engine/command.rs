@@ -1,0 +1,113 @@
+//! What an engine can be told to do: one JSON object a line on the control line of a certification.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// One thing to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub enum Command {
+    /// Say how to connect here.
+    Metadata,
+    /// Hold blocks for a request.
+    Grant(Lease),
+    /// Take a lease back.
+    Abort {
+        /// The request.
+        request: String,
+        /// The blocks could not be produced.
+        #[serde(default)]
+        failed: bool,
+    },
+    /// Shut down within this time, in seconds.
+    Drain {
+        /// How long renewals are honoured.
+        within: String,
+    },
+    /// Keep a lease that somebody granted.
+    Track {
+        /// The transfer parameters.
+        params: Value,
+        /// Which rank of its readers this is.
+        #[serde(default)]
+        reader: u16,
+        /// How many there are.
+        #[serde(default = "one")]
+        of: u16,
+    },
+    /// Begin a read.
+    Read {
+        /// The request.
+        request: String,
+    },
+    /// A read is over.
+    ReadEnded {
+        /// The request.
+        request: String,
+        /// How it went.
+        outcome: Outcome,
+    },
+    /// The request will not be read.
+    Finish {
+        /// The request.
+        request: String,
+    },
+    /// Say what was counted.
+    Counters,
+    /// Connect without the protocol.
+    Connect {
+        /// A frame, as hex.
+        metadata: String,
+    },
+    /// Send bytes without the protocol.
+    Notify {
+        /// The peer's number.
+        peer: u64,
+        /// What to send.
+        filling: Filling,
+    },
+    /// Send numbered messages without the protocol, waiting where the transport would block.
+    NotifyMany {
+        /// The peer's number.
+        peer: u64,
+        /// How many.
+        count: u32,
+    },
+}
+
+/// A lease to grant.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Lease {
+    /// The request.
+    pub request: String,
+    /// How many ranks will read.
+    #[serde(default)]
+    pub consumers: Option<u16>,
+    /// A fixed time to live in seconds.
+    #[serde(default)]
+    pub ttl: Option<String>,
+}
+
+/// How a read went.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// All parts landed.
+    OneSided,
+    /// It failed.
+    Failed,
+}
+
+/// Bytes to send.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Filling {
+    /// These, as hex.
+    Hex(String),
+    /// So many, counting up from zero.
+    Counting(usize),
+}
+
+fn one() -> u16 {
+    1
+}

@@ -1,0 +1,113 @@
+//! Events and transfer parameters as JSON, with the names that traces use. Times are seconds since the engine's start, on its
+//! own clock, as decimal strings.
+
+use lease_proto::{
+    event::Event,
+    id::Identity,
+    time::Instant,
+};
+use serde_json::{Map, Value, json};
+
+/// One event as a line, or nothing for those that only matter inside.
+pub(super) fn event(event: &Event<'_>, identity: &Identity, started: Instant, now: Instant) -> Option<Value> {
+    let since = |instant: Instant| instant.saturating_since(started).to_string();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (name, rest) = match event {
+        Event::Granted { request, expires, .. } => ("granted", json!({"request": request.to_string(), "expires": since(*expires)})),
+        Event::Renewed { request, expires } => ("renewed", json!({"request": request.to_string(), "expires": since(*expires)})),
+        Event::Freed { request, why, expires, now, previous_poll, .. } => (
+            "freed",
+            json!({
+                "request": request.to_string(),
+                "reason": why.name(),
+                "expires": since(*expires),
+                "now": since(*now),
+                "previous_poll": since(*previous_poll),
+            }),
+        ),
+        Event::Overdue { request } => ("overdue", json!({"request": request.to_string()})),
+        Event::Drained => ("drained", json!({})),
+        Event::Refused { request, why, .. } => match request {
+            Some(request) => ("refused", json!({"request": text(request), "why": why.name()})),
+            None => ("refused", json!({"why": why.name()})),
+        },
+        Event::Rejected { why } => ("rejected", json!({"why": why.name()})),
+        Event::Foreign { bytes, .. } => ("foreign", json!({"bytes": bytes.len()})),
+        Event::Connected { engine } => ("connected", json!({"peer": text(engine)})),
+        Event::OneWay { engine } => ("one_way", json!({"peer": text(engine)})),
+        Event::PeerLost { engine } => ("peer_lost", json!({"peer": text(engine)})),
+        Event::PeerRestarted { engine } => ("peer_restarted", json!({"peer": text(engine)})),
+        Event::HeartbeatSent { engine, leases, bytes } => {
+            ("heartbeat_sent", json!({"peer": text(engine), "leases": leases, "bytes": bytes}))
+        }
+        Event::Confirmed { request, .. } => ("confirmed", json!({"request": request.to_string()})),
+        Event::Unproven { request, .. } => ("unproven", json!({"request": request.to_string()})),
+        Event::Lost { request, why, .. } => ("lost", json!({"request": request.to_string(), "why": why.name()})),
+        Event::HolderDrains { request, .. } => ("holder_drains", json!({"request": request.to_string()})),
+        Event::ReadDone { request, verdict, .. } => match verdict.proof() {
+            Some(proof) => ("read_done", json!({"request": request.to_string(), "verdict": verdict.word(), "proof": proof})),
+            None => ("read_done", json!({"request": request.to_string(), "verdict": verdict.word()})),
+        },
+        Event::Resolved { request, .. } => ("resolved", json!({"request": request.to_string()})),
+        Event::TransportError { kind } => ("transport_error", json!({"kind": kind.name()})),
+        Event::TermsUnsatisfiable { engine, granted } => {
+            ("terms_unsatisfiable", json!({"peer": text(engine), "granted": granted.to_string()}))
+        }
+        _ => return None,
+    };
+    Some(line(name, rest, identity, started, now))
+}
+
+/// `at` and `node` first, then the event's own keys.
+pub(super) fn line(event: &str, more: Value, identity: &Identity, started: Instant, now: Instant) -> Value {
+    let mut line = Map::new();
+    line.insert("at".into(), now.saturating_since(started).to_string().into());
+    line.insert("node".into(), identity.engine.to_string().into());
+    line.insert("event".into(), event.into());
+    if let Value::Object(more) = more {
+        line.extend(more);
+    }
+    Value::Object(line)
+}
+
+/// vLLM's keys, plus ours. A peer over these transports is reached by what is in our key, so there is no side channel to name.
+pub(super) fn transfer_params(identity: &Identity, request: &str, key: &str) -> Value {
+    json!({"kv_transfer_params": {
+        "do_remote_prefill": true,
+        "do_remote_decode": false,
+        "remote_block_ids": [],
+        "remote_engine_id": identity.engine.to_string(),
+        "remote_request_id": request,
+        "remote_host": null,
+        "remote_port": null,
+        "tp_size": identity.ranks,
+        "dcp_size": 1,
+        "pp_size": 1,
+        "remote_num_tokens": 0,
+        "remote_blocks_expiry_time": null,
+        "remote_registration_generation": null,
+        "transfer_mode": "read",
+        "kvlease": key,
+    }})
+}
+
+/// What a reader needs of transfer parameters.
+pub(super) struct Read {
+    pub(super) request: String,
+    pub(super) key: String,
+}
+
+/// Reads transfer parameters, bare or inside `{"kv_transfer_params": …}`.
+pub(super) fn read_params(value: &Value) -> Result<Read, String> {
+    let params = value.get("kv_transfer_params").unwrap_or(value);
+    let string = |key: &str| match params.get(key) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(_) => Err(format!("{key} is not a string")),
+        None => Err(format!("{key} is missing: pass on what the prefill instance printed, unchanged")),
+    };
+    if params.get("do_remote_prefill") != Some(&Value::Bool(true)) {
+        return Err("do_remote_prefill is not true: these parameters name nothing to read".into());
+    }
+    Ok(Read { request: string("remote_request_id")?, key: string("kvlease")? })
+}
+
