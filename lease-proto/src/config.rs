@@ -238,6 +238,11 @@ impl Terms {
         self.config.drift_ppm
     }
 
+    /// Longest way of a message there and back.
+    pub fn path_budget(&self) -> Duration {
+        self.path_budget
+    }
+
     /// Longest time between two polls of the holder.
     pub fn poll(&self) -> Duration {
         self.poll

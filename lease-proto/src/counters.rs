@@ -66,6 +66,8 @@ counters! {
     answers,
     /// Reader: answers that fit no renew that is remembered.
     answers_discarded,
+    /// Reader: samples of a holder's clock that cannot be true.
+    offsets_void,
     /// Reader: leases whose proof lapsed and that are still beaten for.
     unproven,
     /// Reader: completions and releases that were never answered.

@@ -355,7 +355,8 @@ fn read(
             cx.emit(Event::Foreign { from, bytes });
             return Action::None;
         }
-        Ok(_) if bytes.len() > limit => {
+        // vLLM's beats hold all ids and have no upper size.
+        Ok(Message::Native { .. }) if bytes.len() > limit => {
             cx.reject(Rejected::TooLarge);
             return Action::None;
         }
@@ -365,7 +366,9 @@ fn read(
             return Action::None;
         }
     };
+    let now = cx.now;
     for (at, machine) in machines.iter_mut().enumerate() {
+        cx.now = now; // each clamps by its own past
         return match machine.handle(cx, from, message, buffer) {
             Handled::NotMine => continue,
             Handled::Done => Action::None,
@@ -388,7 +391,9 @@ fn read(
 }
 
 fn settle(machines: &mut [&mut dyn Machine], cx: &mut Context<'_>, incoming: Incoming<'_>) {
+    let now = cx.now;
     for machine in machines {
+        cx.now = now;
         let taken = match incoming {
             Incoming::Connected { ticket, peer } => machine.resolved(cx, ticket, Ok(peer)),
             Incoming::ConnectFailed { ticket, kind } => machine.resolved(cx, ticket, Err(kind)),

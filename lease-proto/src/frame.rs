@@ -1,8 +1,8 @@
 //! The wrapper around foreign blobs: worker addresses, agent metadata, remote keys.
 //!
-//! UCX and NIXL read such blobs without checks; a truncated one crashes the process (facts in `docs/wire.md`). So a transport
-//! takes them only as a [`Frame`], which can only be made by [`Frame::decode`]. A frame guards against damage and mix-ups, not
-//! against a peer that holds a token and lies.
+//! UCX and NIXL read such blobs without checks; a truncated one crashes the process. So a transport takes them only as a
+//! [`Frame`], which can only be made by [`Frame::decode`]. A frame guards against damage and mix-ups, not against a peer that
+//! holds a token and lies.
 //!
 //! ```text
 //! offset  size  field

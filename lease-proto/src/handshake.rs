@@ -132,11 +132,10 @@ impl Handshake {
         }
     }
 
-    /// The connection is gone: make another one.
-    pub fn lost(&mut self, now: Instant) {
+    /// The connection is gone: make another one, after a pause, since one that breaks at once would be made without end.
+    pub fn lost(&mut self, now: Instant, patience: &Patience) {
         if matches!(self.state, State::Greeting { .. } | State::Established) {
-            self.failures = 0;
-            self.state = State::Paused { until: now };
+            self.failed(now, patience);
         }
     }
 
@@ -210,6 +209,21 @@ mod tests {
             now = next;
         }
         assert_eq!(pauses, [1, 2, 4, 5, 5]);
+    }
+
+    #[test]
+    fn a_connection_that_breaks_at_once_is_not_made_without_end() {
+        let (mut handshake, mut now) = (Handshake::default(), at(0));
+        handshake.start(now);
+        for _ in 0..5 {
+            assert_eq!(handshake.step(now, &PATIENCE), Some(Step::Connect));
+            handshake.connecting(Ticket(1));
+            handshake.connected(now, &PATIENCE);
+            handshake.lost(now, &PATIENCE);
+            assert_eq!(handshake.step(now, &PATIENCE), None);
+            now = handshake.next_timeout().unwrap();
+        }
+        assert_eq!(now, at(5));
     }
 
     #[test]

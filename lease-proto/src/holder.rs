@@ -25,7 +25,7 @@ use crate::{
     transport::{ErrorKind, PeerId, Ticket},
     wire::{Message, Wire, native::Refusal},
 };
-use lease::{BY_ID, BY_NUMBER, Claim, Counted, Stop};
+use lease::{BY_ID, BY_NUMBER, Claim, Completion, Counted, Stop};
 use peers::{Notice, Say};
 
 /// Unasked notices that may wait for the next transmission. They are best effort: a reader's own deadline does without them.
@@ -47,11 +47,13 @@ pub struct Holder<L, P, E> {
     minted: u64,
     highest: u64,
     live: u32,
+    clock: Instant,
     polled: Instant,
     drain: Option<Instant>,
     drained: bool,
     outbox: Fifo<Notice, OUTBOX>,
     disconnects: Fifo<PeerId, 16>,
+    cancels: Fifo<Ticket, 16>,
 }
 
 /// What an engine asks for.
@@ -92,11 +94,13 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
             minted: 0,
             highest: 0,
             live: 0,
+            clock: Instant::ZERO,
             polled: Instant::ZERO,
             drain: None,
             drained: false,
             outbox: Fifo::new(),
             disconnects: Fifo::new(),
+            cancels: Fifo::new(),
         }
     }
 
@@ -242,14 +246,20 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         // Numbers ascend; one that was passed over may only come by an announcement.
         let used = token.number <= self.highest
             || self.leases.find(BY_NUMBER, token.number, |lease| lease.token.number == token.number).is_some();
-        if by_id.is_some() || used { Err(Refused::Duplicate) } else { Ok(()) }
+        if by_id.is_some() || used {
+            return Err(Refused::Duplicate);
+        }
+        // Taken back before it was granted: the abort wins, whichever comes first (case 54).
+        let aborted = self.ended.find(BY_NUMBER, token.number, |ended| ended.token() == token).is_some();
+        if aborted { Err(Refused::Revoked) } else { Ok(()) }
     }
 
     /// No further promises about a lease.
     fn stop(&mut self, cx: &mut Context<'_>, index: u32, stop: Stop) {
         let Some(lease) = self.leases.get_mut(index) else { return };
         if !lease.granted {
-            self.leases.remove(index);
+            lease.stop.get_or_insert(stop);
+            self.leases.remove(index).into_iter().for_each(|lease| self.remember(cx, &lease, stop.freed(false)));
         } else if lease.promised && lease.expires > cx.now {
             lease.stop.get_or_insert(stop);
             self.tell(cx, index, stop.refusal());
@@ -262,7 +272,8 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     /// The one place where a lease ends.
     fn end(&mut self, cx: &mut Context<'_>, index: u32, why: Freed) {
         if matches!(why, Freed::Expired | Freed::Aborted | Freed::Drained | Freed::Revoked) {
-            let refusal = self.leases.get(index).and_then(|lease| lease.stop).map_or(Refusal::Expired, Stop::refusal);
+            let otherwise = if why == Freed::Drained { Refusal::Revoked } else { Refusal::Expired };
+            let refusal = self.leases.get(index).and_then(|lease| lease.stop).map_or(otherwise, Stop::refusal);
             self.tell(cx, index, refusal);
         }
         let Some(lease) = self.leases.remove(index) else { return };
@@ -271,7 +282,14 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         if lease.claim.is_none() && lease.counted.is_none() && !lease.promised {
             add(&mut cx.counters.unclaimed);
         }
-        let ended = Ended::new(&lease, why, cx.now.saturating_add(self.terms.tombstone_ttl()));
+        self.remember(cx, &lease, why);
+        let Lease { request, token, expires, .. } = &lease;
+        cx.emit(Event::Freed { request, token: *token, why, expires: *expires, now: cx.now, previous_poll: self.polled });
+    }
+
+    /// Keeps a tombstone.
+    fn remember(&mut self, cx: &Context<'_>, lease: &Lease, why: Freed) {
+        let ended = Ended::new(lease, why, cx.now.saturating_add(self.terms.tombstone_ttl()));
         let until = ended.until();
         if let Ok(index) = self.ended.insert(ended.clone()).or_else(|_| {
             // Full: forget the oldest.
@@ -280,8 +298,6 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         }) {
             self.ended.set_deadline(index, Some(until));
         }
-        let Lease { request, token, expires, .. } = &lease;
-        cx.emit(Event::Freed { request, token: *token, why, expires: *expires, now: cx.now, previous_poll: self.polled });
     }
 
     /// Promises a lease to a reader anew; returns for how long, rounded down.
@@ -326,11 +342,12 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     }
 
     /// A clock that goes back is clamped and counted.
-    fn tick(&self, cx: &mut Context<'_>) {
-        if cx.now < self.polled {
-            cx.now = self.polled;
+    fn tick(&mut self, cx: &mut Context<'_>) {
+        if cx.now < self.clock {
+            cx.now = self.clock;
             add(&mut cx.counters.clock_backwards);
         }
+        self.clock = cx.now;
     }
 }
 
@@ -373,7 +390,9 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Machine for Holder<L, P, 
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        [self.leases.next_due(), self.peers.next_due()].into_iter().flatten().min()
+        let drained = self.drain.is_some() && self.live == 0 && !self.drained;
+        let waits = drained || !self.outbox.is_empty() || !self.disconnects.is_empty() || !self.cancels.is_empty();
+        [waits.then_some(self.clock), self.leases.next_due(), self.peers.next_due()].into_iter().flatten().min()
     }
 
     fn poll_transmit(&mut self, cx: &mut Context<'_>, out: &mut [u8]) -> Option<Transmit> {
@@ -386,16 +405,19 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Machine for Holder<L, P, 
     }
 
     fn poll_cancel(&mut self) -> Option<Ticket> {
-        None
+        self.cancels.pop()
     }
 
     fn poll_disconnect(&mut self) -> Option<PeerId> {
         self.disconnects.pop()
     }
 
-    fn connecting(&mut self, _: &mut Context<'_>, key: u32, attempt: Result<Ticket, ErrorKind>) {
-        if let Some(peer) = self.peers.get_mut(key) {
-            peer.connecting = attempt.ok();
+    fn connecting(&mut self, cx: &mut Context<'_>, key: u32, attempt: Result<Ticket, ErrorKind>) {
+        self.tick(cx);
+        match (attempt, self.peers.get_mut(key)) {
+            (Ok(ticket), Some(peer)) => peer.connecting = Some((ticket, cx.now.saturating_add(self.terms.connect_deadline()))),
+            (Ok(_), None) => {}
+            (Err(_), _) => self.cannot_reach(cx, key),
         }
     }
 

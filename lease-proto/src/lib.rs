@@ -1,4 +1,4 @@
-//! lease-proto
+#![doc = include_str!("../README.md")]
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(

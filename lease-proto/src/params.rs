@@ -14,6 +14,7 @@ use crate::{
     frame::{Frame, FrameError, HEADER},
     id::{Incarnation, MAX_ID, Token},
     time::Duration,
+    wire::canonical,
 };
 
 const VERSION: u8 = 1;
@@ -33,7 +34,7 @@ pub struct Parameters<'a> {
     pub extension: Duration,
     /// Drift bound of the holder's clock in parts per million.
     pub drift_ppm: u32,
-    /// The frames with each rank's transport metadata, one after the other.
+    /// The frames with each rank's transport metadata, one after the other, all of this incarnation.
     pub frames: &'a [u8],
 }
 
@@ -59,7 +60,7 @@ pub enum ParamsError {
     /// Damaged, or of something else.
     #[error("the kvlease key is damaged: {0}")]
     Frame(FrameError),
-    /// Of a version this build does not read, or malformed inside.
+    /// Of a version this build does not read.
     #[error("the kvlease key has version {got}, expected {VERSION}: both sides must run versions of kvlease that overlap")]
     Version {
         /// The version it claims.
@@ -87,11 +88,15 @@ impl<'a> Parameters<'a> {
         if version != VERSION {
             return Err(ParamsError::Version { got: version });
         }
-        let (repr, rest) = postcard::take_from_bytes::<Repr<'a>>(frame.payload()).map_err(|_| ParamsError::Malformed)?;
+        let repr = canonical::whole::<Repr<'a>>(frame.payload()).map_err(|_| ParamsError::Malformed)?;
         let Repr { token, engine, ranks, extension, drift_ppm, frames, .. } = repr;
         let params = Self { token, incarnation: frame.incarnation(), engine, ranks, extension, drift_ppm, frames };
-        let all = params.rank_frames().count() == usize::from(ranks) && params.rank_frames().all(|frame| frame.is_ok());
-        if all && ranks > 0 && rest.is_empty() && engine.len() <= MAX_ID { Ok(params) } else { Err(ParamsError::Malformed) }
+        // Not `count`: of this the optimizer can see that it does not overflow.
+        let there = params.rank_frames().try_fold(0u16, |ranks, frame| match frame {
+            Ok(frame) if frame.incarnation() == params.incarnation => ranks.checked_add(1),
+            _ => None,
+        });
+        if there == Some(ranks) && ranks > 0 && engine.len() <= MAX_ID { Ok(params) } else { Err(ParamsError::Malformed) }
     }
 
     /// Reads the key's text; `buffer` must hold three bytes for every four characters.
@@ -242,6 +247,31 @@ mod tests {
             let n = Parameters { ranks, ..sample(&frames) }.encode(&mut buffer).unwrap();
             assert_eq!(Parameters::decode(&buffer[..n]), Err(ParamsError::Malformed));
         }
+    }
+
+    #[test]
+    fn metadata_of_another_life_is_malformed() {
+        let (frames, mut buffer) = (frames(2), [0; 512]);
+        let n = Parameters { incarnation: Incarnation(8), ..sample(&frames) }.encode(&mut buffer).unwrap();
+        assert_eq!(Parameters::decode(&buffer[..n]), Err(ParamsError::Malformed));
+    }
+
+    #[test]
+    fn only_the_canonical_form_is_read() {
+        let (frames, mut buffer) = (frames(2), [0; 512]);
+        let n = sample(&frames).encode(&mut buffer).unwrap();
+        assert_eq!(buffer[HEADER + 20], 2, "the count of ranks");
+        buffer.copy_within(HEADER + 21..n, HEADER + 22);
+        buffer[HEADER + 20..HEADER + 22].copy_from_slice(&[0x82, 0x00]);
+        let n = Frame::seal(Incarnation(9), n + 1 - HEADER, &mut buffer).unwrap();
+        assert_eq!(Parameters::decode(&buffer[..n]), Err(ParamsError::Malformed));
+        // Bits to spare in the last character must be zero.
+        let text = sample(&frames).to_string().unwrap();
+        let padded = text.strip_suffix(text.chars().last().unwrap()).unwrap();
+        let read = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+            .chars()
+            .filter(|last| Parameters::from_text(&format!("{padded}{last}"), &mut [0; 512]).is_ok());
+        assert_eq!(read.count(), 1);
     }
 
     #[test]

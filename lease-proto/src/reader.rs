@@ -7,6 +7,7 @@
 mod answers;
 mod closing;
 mod leg;
+mod offset;
 mod peers;
 mod verdict;
 
@@ -58,6 +59,8 @@ pub struct Reader<R, G, P, M> {
     disconnects: Fifo<PeerId, 64>,
     born: u64,
     clock: Instant,
+    /// The clock as it was read last: behind `clock` once it went back.
+    stamp: Instant,
 }
 
 /// A queue that runs through links inside table entries.
@@ -129,6 +132,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             disconnects: Fifo::new(),
             born: 0,
             clock: Instant::ZERO,
+            stamp: Instant::ZERO,
         }
     }
 
@@ -146,7 +150,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     /// (see [`crate::topology`]), each with its framed metadata; at least one.
     ///
     /// # Errors
-    /// `Full`, `Duplicate` if it is tracked already, `Unknown` without targets, on vLLM's wire `IdNotEncodable`.
+    /// `Full`, `Duplicate` if it is tracked already or a rank is named twice, `Unknown` without targets, on vLLM's wire `IdNotEncodable`.
     pub fn track(
         &mut self,
         cx: &mut Context<'_>,
@@ -170,18 +174,22 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             return Err(Refused::IdNotEncodable);
         }
         let hash = self.leg_hash(request, params.token);
-        let same = |leg: &Leg| leg.token == params.token && leg.reader == reader;
-        if self
-            .legs
-            .find(BY_TOKEN, hash, |leg| same(leg) && self.requests.get(leg.request).is_some_and(|r| r.id == *request))
-            .is_some()
-        {
+        let same = |leg: &Leg| {
+            leg.token == params.token
+                && leg.reader == reader
+                && self.requests.get(leg.request).is_some_and(|tracked| tracked.id == *request)
+                && self.peers.get(leg.peer).is_some_and(|peer| peer.is_of(params))
+        };
+        if self.legs.find(BY_TOKEN, hash, same).is_some() {
             return Err(Refused::Duplicate);
         }
         let index = self.requests.insert(Request::new(request.clone())).map_err(|_| Refused::Full)?;
         let mut result = Err(Refused::Unknown);
         for (rank, metadata) in targets {
             result = self.peer_for(cx, params, rank, metadata).and_then(|peer| {
+                if self.any_leg(index, |leg| leg.peer == peer) {
+                    return Err(Refused::Duplicate);
+                }
                 let leg = Leg::new(index, peer, params.token, hash, reader, cx.now);
                 self.legs.insert(leg).map_err(|_| Refused::Full).map(|leg| self.join(cx, leg))
             });
@@ -269,8 +277,23 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         siphasher::sip::SipHasher24::new_with_key(&self.id_key).hash(id)
     }
 
-    /// A clock that goes back is clamped and counted.
+    /// A clock that goes back is clamped and counted. What was stamped before shows too little time since then: proofs move back
+    /// with the clock.
     fn tick(&mut self, cx: &mut Context<'_>) {
+        let back = self.stamp.saturating_since(cx.now);
+        self.stamp = cx.now;
+        if !back.is_zero() {
+            for index in self.legs.indexes() {
+                if let Some(proof) = self.legs.get_mut(index).and_then(|leg| leg.proof.as_mut()) {
+                    *proof = proof.saturating_sub(back);
+                }
+            }
+            for index in self.peers.indexes() {
+                if let Some(peer) = self.peers.get_mut(index) {
+                    peer.records.iter_mut().flatten().for_each(|record| record.at = record.at.saturating_sub(back));
+                }
+            }
+        }
         if cx.now < self.clock {
             cx.now = self.clock;
             add(&mut cx.counters.clock_backwards);
@@ -294,7 +317,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let Some(leg) = self.legs.get_mut(index).filter(|leg| !matches!(leg.status, Status::Lost(_))) else { return };
         leg.status = Status::Lost(why);
         if why == Lost::Failed {
-            leg.proof = None; // the bytes are no good, however long they are held
+            (leg.proof, leg.proven) = (None, false); // the bytes are no good, however long they are held
         }
         let request = leg.request;
         self.unlink(index);

@@ -104,6 +104,10 @@ impl<T: Entry, S: Slots<T>> Table<T, S> {
         self.len
     }
 
+    pub(crate) fn is_full(&self) -> bool {
+        self.len as usize >= self.slots.as_ref().len()
+    }
+
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
         self.slots.as_ref().get(index as usize)?.value.as_ref()
     }

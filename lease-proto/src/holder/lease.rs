@@ -4,7 +4,7 @@ use heapless::Vec;
 
 use crate::{
     event::Freed,
-    id::{Incarnation, ReaderRank, RequestId, Session, Token},
+    id::{Incarnation, ReaderRank, RequestId, Seq, Session, Token},
     table::Entry,
     time::Instant,
     transport::PeerId,
@@ -17,6 +17,12 @@ pub(super) const BY_ID: usize = 1;
 
 /// vLLM's wire: completions of one lease that can be told apart by their sender.
 const SENDERS: usize = 16;
+
+/// Ranks whose completion is remembered so well that its answer can be repeated when the lease is over.
+const REPEATED: usize = 8;
+
+/// The number of a completion, in the session of its sender's choice.
+pub(super) type Completion = (Session, Seq);
 
 /// A lease, or a request that was announced and has none yet. Opaque: named only to give storage for it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -48,17 +54,28 @@ pub(super) struct Claim {
     /// Ranks that are done, and those among them that have read.
     done: u64,
     pub(super) read: u64,
+    completions: [Option<Completion>; REPEATED],
 }
 
 impl Claim {
     pub(super) fn new(reader: Incarnation, rank: ReaderRank) -> Self {
-        Self { reader, of: rank.of(), all: rank.all(), done: 0, read: 0 }
+        Self { reader, of: rank.of(), all: rank.all(), done: 0, read: 0, completions: [None; REPEATED] }
     }
 
-    pub(super) fn finish(&mut self, rank: ReaderRank, read: bool) {
+    /// What a rank that is done is told: it reads no more, so nothing is promised to it.
+    pub(super) fn finished(&self, rank: ReaderRank) -> Option<Refusal> {
+        let is = |set: u64| set & rank.bit() != 0;
+        is(self.done).then_some(if is(self.read) { Refusal::Completed } else { Refusal::Released })
+    }
+
+    pub(super) fn finish(&mut self, rank: ReaderRank, read: Option<Completion>) {
         self.done |= rank.bit();
-        if read {
-            self.read |= rank.bit();
+        let Some((session, seq)) = read else { return };
+        self.read |= rank.bit();
+        if let Some(slot) = self.completions.get_mut(usize::from(rank.rank()))
+            && slot.is_none_or(|(before, earlier)| before != session || earlier < seq)
+        {
+            *slot = Some((session, seq));
         }
     }
 }
@@ -73,17 +90,19 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// vLLM's rule, except that one sender is counted once where it can be told.
-    pub(super) fn add(&mut self, from: Option<PeerId>, expected: u32) {
-        self.expected = expected;
+    /// vLLM's rule, except that one sender is counted once where it can be told. `false` if it disagrees with those before.
+    pub(super) fn add(&mut self, from: Option<PeerId>, expected: u32) -> bool {
         if let Some(from) = from {
             if self.senders.contains(&from) {
-                return;
+                return self.expected == expected;
             }
             // A full list means only that later repeats are not noticed.
             let _ = self.senders.push(from);
         }
+        let agrees = self.count == 0 || self.expected == expected;
+        self.expected = expected;
         self.count = self.count.saturating_add(1);
+        agrees
     }
 }
 
@@ -155,16 +174,14 @@ pub struct Ended {
     id_hash: u64,
     why: Freed,
     failed: bool,
-    /// The reader and the ranks of it that had completed.
-    read: Option<(Incarnation, u64)>,
+    claim: Option<Claim>,
     until: Instant,
 }
 
 impl Ended {
     pub(super) fn new(lease: &Lease, why: Freed, until: Instant) -> Self {
-        let read = lease.claim.map(|claim| (claim.reader, claim.read));
-        let Lease { token, id_hash, .. } = *lease;
-        Self { token, id_hash, why, failed: lease.stop == Some(Stop::Failed), read, until }
+        let Lease { token, id_hash, claim, .. } = *lease;
+        Self { token, id_hash, why, failed: lease.stop == Some(Stop::Failed), claim, until }
     }
 
     pub(super) fn until(&self) -> Instant {
@@ -183,9 +200,11 @@ impl Ended {
         self.why
     }
 
-    /// Whether this rank of this reader had completed it.
-    pub(super) fn was_read_by(&self, reader: Incarnation, rank: ReaderRank) -> bool {
-        self.read.is_some_and(|(incarnation, read)| incarnation == reader && read & rank.bit() != 0)
+    /// The number under which this rank of this reader had completed it in this session.
+    pub(super) fn completed_by(&self, reader: Incarnation, rank: ReaderRank, session: Session) -> Option<Seq> {
+        let claim = self.claim.filter(|claim| claim.reader == reader)?;
+        let (before, seq) = claim.completions.get(usize::from(rank.rank())).copied()??;
+        (before == session).then_some(seq)
     }
 
     pub(super) fn refusal(&self) -> Refusal {

@@ -1,7 +1,7 @@
 //! What a holder does with messages of the native wire: one answer to each well-formed request of a live session.
 
 use super::{
-    BY_NUMBER, Claim, Ended, Holder, Lease, Peer, Stop,
+    BY_NUMBER, Claim, Completion, Ended, Holder, Lease, Peer, Stop,
     peers::{BY_ENGINE, BY_SESSION},
 };
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     frame::{Frame, FrameError},
     id::{EngineId, Incarnation, ReaderRank, Seq, Session, Token},
     table::Slots,
-    time::{Duration, Instant, PeerInstant},
+    time::{Duration, PeerInstant},
     wire::{
         Rejected,
         native::{self, About, Answer, Body, Gone, Hello, Refusal, Renew, RenewedWriter, TimeReply},
@@ -36,17 +36,17 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
             cx.reject(Rejected::StaleSession);
             return Handled::Done;
         };
-        let Some(reader) = self.peers.get_mut(key).map(|peer| {
+        let Some((reader, theirs)) = self.peers.get_mut(key).map(|peer| {
             peer.heard = cx.now;
-            peer.incarnation
+            (peer.incarnation, peer.theirs)
         }) else {
             return Handled::Done;
         };
         match request {
             Body::Renew(renew) => self.renew(cx, key, reader, seq, renew, out),
             Body::Complete(about) => {
-                let answer = match self.complete(cx, reader, about) {
-                    Ok(()) => Body::Completed(Answer { re: seq, token: about.token }),
+                let answer = match self.complete(cx, reader, about, (theirs, seq)) {
+                    Ok(re) => Body::Completed(Answer { re, token: about.token }),
                     Err(why) => Body::Gone(Gone { re: seq, token: about.token, why }),
                 };
                 self.answer(cx, key, &answer, out)
@@ -94,6 +94,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
                 key
             }
         };
+        self.give_up_connecting(cx, key);
         let Some(peer) = self.peers.get_mut(key) else { return Handled::Done };
         peer.theirs = party.session;
         peer.max_message = party.max_message;
@@ -110,17 +111,16 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         if peer.connecting.is_some() { Handled::Done } else { Handled::Connect { key, metadata: hello.metadata } }
     }
 
-    /// A slot for a new peer; the one that would be forgotten first makes room.
+    /// A slot for a new peer; the one that was silent for longest makes room.
     fn admit_peer(&mut self, cx: &mut Context<'_>, peer: Peer) -> Option<u32> {
         let key = match self.peers.insert(peer.clone()) {
             Ok(key) => Some(key),
             Err(_) => {
-                let oldest = self.peers.pop_due(Instant::MAX)?;
-                if self.forget(oldest) {
+                let silent = self.peers.indexes().min_by_key(|index| self.peers.get(*index).map(|peer| peer.heard))?;
+                if self.forget(silent) {
                     add(&mut cx.counters.evicted);
                     self.peers.insert(peer).ok()
                 } else {
-                    self.peers.set_deadline(oldest, Some(cx.now));
                     None
                 }
             }
@@ -171,25 +171,39 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         renewer: (u32, Session),
     ) -> Result<Duration, Refusal> {
         let index = self.find_or_refuse(cx, token)?;
-        let result = self.claim(cx, index, reader, rank).and_then(|()| self.extend(cx, index));
+        let before = self.leases.get(index).and_then(|lease| lease.claim);
+        let result = self.claim(cx, index, reader, rank).and_then(|()| {
+            let finished = self.leases.get(index).and_then(|lease| lease.claim?.finished(rank));
+            finished.map_or_else(|| self.extend(cx, index), Err)
+        });
         match (result, self.leases.get_mut(index)) {
             (Ok(_), Some(lease)) => lease.renewer = Some(renewer),
-            (Err(refusal), Some(lease)) => cx.refuse(Some(lease.request.as_bytes()), Some(token), refusal.into()),
+            (Err(refusal), Some(lease)) => {
+                lease.claim = before; // only what is accepted claims
+                cx.refuse(Some(lease.request.as_bytes()), Some(token), refusal.into());
+            }
             (_, None) => {}
         }
         result
     }
 
-    /// `Ok` is proof (B) for the reader: the lease was held when its rank said that it had read.
-    fn complete(&mut self, cx: &mut Context<'_>, reader: Incarnation, about: About) -> Result<(), Refusal> {
+    /// The number of a completion is proof (B) for the reader: the lease was held when its rank said that it had read. When the
+    /// lease is over, that of an earlier one is repeated, for the reader may have read again since.
+    fn complete(
+        &mut self,
+        cx: &mut Context<'_>,
+        reader: Incarnation,
+        about: About,
+        (session, seq): Completion,
+    ) -> Result<Seq, Refusal> {
         let About { token, reader: rank } = about;
         let index = match self.find(token) {
             Ok(index) => index,
             Err((refusal, why)) => {
                 let ended =
                     self.ended.find(BY_NUMBER, token.number, |ended| ended.token() == token).and_then(|at| self.ended.get(at));
-                if ended.is_some_and(|ended| ended.was_read_by(reader, rank)) {
-                    return Ok(()); // its answer was lost
+                if let Some(before) = ended.and_then(|ended| ended.completed_by(reader, rank, session)) {
+                    return Ok(before); // its answer was lost
                 }
                 if ended.is_some_and(|ended| ended.why() == Freed::Expired) {
                     add(&mut cx.counters.read_after_expiry);
@@ -198,7 +212,10 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
                 return Err(refusal);
             }
         };
-        self.finish(cx, index, reader, rank, true)
+        let failed = self.leases.get(index).is_some_and(|lease| lease.stop == Some(Stop::Failed));
+        self.finish(cx, index, reader, rank, (!failed).then_some((session, seq)))?;
+        // Held until now, but there was nothing to read (case 17).
+        if failed { Err(Refusal::Failed) } else { Ok(seq) }
     }
 
     /// Why the lease is over, or will be, for its reader; who gave it up may as well be a third party with the token (case 32).
@@ -208,15 +225,16 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
             Ok(index) => index,
             Err(refusal) => return refusal,
         };
-        let (unclaimed, claimed_by_other) = match self.leases.get(index).map(|lease| lease.claim) {
-            Some(Some(claim)) => (false, claim.reader != reader),
-            _ => (true, false),
-        };
-        if claimed_by_other || (unclaimed && rank == ReaderRank::ONLY) {
+        let third_party = self.leases.get(index).is_some_and(|lease| match lease.claim {
+            Some(claim) => claim.reader != reader,
+            // Before the grant it is kept like a completion.
+            None => lease.granted && rank == ReaderRank::ONLY,
+        });
+        if third_party {
             self.stop(cx, index, Stop::Revoked);
             return Refusal::Released;
         }
-        match self.finish(cx, index, reader, rank, false) {
+        match self.finish(cx, index, reader, rank, None) {
             Ok(()) => Refusal::Released,
             Err(refusal) => refusal,
         }
@@ -229,7 +247,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         index: u32,
         reader: Incarnation,
         rank: ReaderRank,
-        read: bool,
+        read: Option<Completion>,
     ) -> Result<(), Refusal> {
         if let Err(refusal) = self.claim(cx, index, reader, rank) {
             if let Some(lease) = self.leases.get(index) {

@@ -33,7 +33,8 @@ pub struct Peer {
     /// The number of its latest hello.
     pub(super) hello: Seq,
     pub(super) connection: Option<PeerId>,
-    pub(super) connecting: Option<Ticket>,
+    /// An attempt to connect back, and when it is given up.
+    pub(super) connecting: Option<(Ticket, Instant)>,
     one_way: bool,
     seq: u64,
     pub(super) heard: Instant,
@@ -158,7 +159,9 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     }
 
     pub(super) fn connected_back(&mut self, cx: &mut Context<'_>, ticket: Ticket, result: Result<PeerId, ErrorKind>) -> bool {
-        let waits = |index: &u32| self.peers.get(*index).is_some_and(|peer| peer.connecting == Some(ticket));
+        let waits = |index: &u32| {
+            self.peers.get(*index).is_some_and(|peer| peer.connecting.is_some_and(|(running, _)| running == ticket))
+        };
         let Some(key) = self.peers.indexes().find(waits) else { return false };
         let Some(peer) = self.peers.get_mut(key) else { return false };
         peer.connecting = None;
@@ -173,15 +176,28 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
                     add(&mut cx.counters.notices_dropped); // the reader greets again
                 }
             }
-            Err(_) => {
-                add(&mut cx.counters.connect_failed);
-                if !core::mem::replace(&mut peer.one_way, true) {
-                    add(&mut cx.counters.one_way);
-                    cx.emit(Event::OneWay { engine: peer.engine.as_bytes() });
-                }
-            }
+            Err(_) => self.cannot_reach(cx, key),
         }
         true
+    }
+
+    pub(super) fn cannot_reach(&mut self, cx: &mut Context<'_>, key: u32) {
+        let Some(peer) = self.peers.get_mut(key) else { return };
+        peer.connecting = None;
+        add(&mut cx.counters.connect_failed);
+        if !core::mem::replace(&mut peer.one_way, true) {
+            add(&mut cx.counters.one_way);
+            cx.emit(Event::OneWay { engine: peer.engine.as_bytes() });
+        }
+    }
+
+    /// Gives an attempt to connect back up that takes too long (case 48); the next hello starts another one.
+    pub(super) fn give_up_connecting(&mut self, cx: &mut Context<'_>, key: u32) {
+        let attempt = self.peers.get(key).and_then(|peer| peer.connecting);
+        if let Some((ticket, _)) = attempt.filter(|(_, give_up)| *give_up <= cx.now) {
+            let _ = self.cancels.push(ticket); // full: a late result finds no taker
+            self.cannot_reach(cx, key);
+        }
     }
 
     pub(super) fn forget_connection(&mut self, cx: &mut Context<'_>, lost: PeerId) -> bool {
@@ -215,6 +231,9 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         let connection = self.peers.get(key).and_then(|peer| peer.connection);
         if connection.is_some_and(|connection| self.disconnects.push(connection).is_err()) {
             return false;
+        }
+        if let Some((ticket, _)) = self.peers.get(key).and_then(|peer| peer.connecting) {
+            let _ = self.cancels.push(ticket); // full: a late result finds no taker
         }
         self.peers.remove(key);
         true

@@ -45,7 +45,9 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
 
     fn count(&mut self, cx: &mut Context<'_>, index: u32, from: Option<PeerId>, consumers: u32) {
         let Some(lease) = self.leases.get_mut(index) else { return };
-        lease.counted.get_or_insert_with(Counted::default).add(from, consumers);
+        if !lease.counted.get_or_insert_with(Counted::default).add(from, consumers) {
+            cx.refuse(Some(lease.request.as_bytes()), None, Refused::Inconsistent); // told; vLLM's rule takes the last one (case 13)
+        }
         match lease.is_done() {
             _ if !lease.granted => add(&mut cx.counters.early_completions),
             Some(freed) => self.end(cx, index, freed),

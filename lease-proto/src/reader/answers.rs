@@ -31,13 +31,14 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             Body::Completed(answer) => self.closed(cx, key, answer.re, answer.token, Ok(())),
             Body::Gone(Gone { re: Seq(0), token, why }) => self.told(cx, key, token, why),
             Body::Gone(gone) => self.closed(cx, key, gone.re, gone.token, Err(gone.why)),
+            Body::TimeReply(reply) => self.time_told(cx, key, reply),
             _ => {}
         }
     }
 
     fn renewed(&mut self, cx: &mut Context<'_>, key: u32, renewed: Renewed<'_>) {
         let Some(peer) = self.peers.get_mut(key) else { return };
-        let Some(record) = peer.take_record(renewed.re).filter(|record| record.count == renewed.count) else {
+        let Some(record) = peer.take_record(renewed.re, renewed.count) else {
             add(&mut cx.counters.answers_discarded);
             return;
         };
@@ -60,11 +61,14 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
                 match what {
                     Ok(granted) => self.promised(cx, at, record.at, granted, holder_ppm),
                     Err(Refusal::NotYet) => {}
+                    // By our own completion, whose answer is on its way or will be asked for again.
+                    Err(Refusal::Completed) if self.legs.get(at).is_some_and(|leg| leg.closing.is_some()) => {}
                     Err(refusal) => self.lose(cx, at, refusal.into()),
                 }
             }
             at = next;
         }
+        self.go_on(key);
     }
 
     /// The holder has promised `granted` from some time not before `sent`.

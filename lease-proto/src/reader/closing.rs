@@ -90,6 +90,9 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let reachable = peer.reachable(wire);
         let key = leg.peer;
         let (token, reader, read, request) = (leg.token, leg.reader, closing.read, leg.request);
+        if reachable.is_none() {
+            peer.token = token; // the next hello must name one that is live
+        }
         let transmit = reachable.and_then(|(to, session)| {
             let length = match wire {
                 Wire::Native => {
@@ -203,6 +206,9 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     }
 
     fn unready_leg(&mut self, index: u32) {
+        if self.legs.get(index).is_none_or(|leg| leg.ready.is_none()) {
+            return;
+        }
         let (mut before, mut at) = (NIL, self.ready_legs.head);
         while let Some(next) = self.legs.get(at).and_then(|leg| leg.ready) {
             if at == index {

@@ -3,6 +3,7 @@
 use super::{
     Leg, Queue, Reader, Request,
     leg::{NIL, Phase, Status},
+    offset::Watch,
 };
 use crate::{
     config::{LONGEST_EXTENSION, SHORTEST},
@@ -51,8 +52,9 @@ pub struct Peer<M> {
     pub(super) drift_ppm: u32,
     max_message: u32,
     seq: u64,
-    /// A live token for the hello.
-    token: Token,
+    /// A token for the hello, and the leg whose token the last hello named: one that is not live must not keep others waiting.
+    pub(super) token: Token,
+    named: u32,
     /// Legs to renew, in the order of the renews, and how many legs there are in all.
     pub(super) head: u32,
     tail: u32,
@@ -60,8 +62,11 @@ pub struct Peer<M> {
     /// Where the beat under way goes on.
     cursor: u32,
     beat_due: Instant,
+    /// A beat under way that had to wait goes on then. The next renew is the first of a beat.
+    resume: Instant,
+    begins: bool,
     pub(super) records: [Option<Record>; RECORDS],
-    /// Renews since the last answer.
+    /// Beats since the last answer.
     pub(super) since_answer: u32,
     pub(super) answered: bool,
     failures: u32,
@@ -70,6 +75,7 @@ pub struct Peer<M> {
     /// A later life of its engine was met.
     over: bool,
     hello_due: bool,
+    pub(super) watch: Watch,
     ready: Option<u32>,
     idle_since: Instant,
 }
@@ -116,14 +122,19 @@ impl<M> Peer<M> {
         }
     }
 
+    /// Whether it is a rank of the engine, and of the life of it, that these parameters name.
+    pub(super) fn is_of(&self, params: &Parameters<'_>) -> bool {
+        self.engine.as_bytes() == params.engine && self.incarnation == params.incarnation
+    }
+
     fn record(&mut self, seq: Seq) -> Option<&mut Option<Record>> {
         self.records.get_mut((seq.0 as usize).checked_rem(RECORDS)?)
     }
 
-    /// The renew with this number, forgotten from now on.
-    pub(super) fn take_record(&mut self, seq: Seq) -> Option<Record> {
+    /// The renew with this number and so many leases, forgotten from now on.
+    pub(super) fn take_record(&mut self, seq: Seq, count: u16) -> Option<Record> {
         let slot = self.record(seq)?;
-        slot.filter(|record| record.seq == seq)?;
+        slot.filter(|record| record.seq == seq && record.count == count)?;
         slot.take()
     }
 }
@@ -174,11 +185,14 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             max_message: u32::MAX,
             seq: 0,
             token: params.token,
+            named: NIL,
             head: NIL,
             tail: NIL,
             legs: 0,
             cursor: NIL,
             beat_due: cx.now,
+            resume: cx.now,
+            begins: true,
             records: [None; RECORDS],
             since_answer: 0,
             answered: false,
@@ -187,9 +201,17 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             told_terms: false,
             over: false,
             hello_due: false,
+            watch: Watch::new(params.drift_ppm.max(self.terms.drift_ppm())),
             ready: None,
             idle_since: cx.now,
         };
+        if self.peers.is_full() {
+            // One that nothing is read from any more makes room.
+            let idle = |index: &u32| self.peers.get(*index).is_some_and(|peer| peer.legs == 0);
+            let oldest = self.peers.indexes().filter(idle).min_by_key(|index| self.peers.get(*index).map(|peer| peer.idle_since));
+            self.forget_peer(oldest.ok_or(Refused::Full)?);
+            add(&mut cx.counters.evicted);
+        }
         self.peers.insert(peer).map_err(|_| Refused::Full)
     }
 
@@ -262,7 +284,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let Some(peer) = self.peers.get(index) else { return };
         // One that waits to be sent is in the queue already.
         let beats = peer.head != NIL && peer.ready.is_none() && peer.reachable(self.terms.wire()).is_some();
-        let beat = beats.then_some(peer.beat_due);
+        let beat = beats.then_some(if peer.cursor == NIL { peer.beat_due } else { peer.resume });
         let idle = (peer.legs == 0).then(|| peer.idle_since.saturating_add(self.terms.engine_ttl()));
         let greeting = (peer.legs > 0 && !peer.over).then(|| peer.handshake.next_timeout()).flatten();
         self.peers.set_deadline(index, [beat, idle, greeting].into_iter().flatten().min());
@@ -287,8 +309,9 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
                 Step::Hello => peer.hello_due = true,
             }
         }
-        if peer.beat_due <= cx.now {
+        if peer.beat_due <= cx.now && peer.cursor == NIL {
             peer.cursor = peer.head;
+            peer.begins = true;
         }
         self.peer_ready(index);
         self.arm_peer(index);
@@ -298,7 +321,11 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     pub(super) fn next_from_peers(&mut self, cx: &mut Context<'_>, out: &mut [u8]) -> Option<Transmit> {
         loop {
             let key = self.ready_peers.head;
-            let transmit = if self.peers.get(key)?.hello_due { self.hello(cx, key, out) } else { self.beat(cx, key, out) };
+            let transmit = match self.peers.get(key)? {
+                peer if peer.hello_due => self.hello(cx, key, out),
+                peer if peer.watch.due => self.time_question(cx, key, out).or_else(|| self.beat(cx, key, out)),
+                _ => self.beat(cx, key, out),
+            };
             if transmit.is_some() {
                 return transmit;
             }
@@ -314,7 +341,8 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let peer = self.peers.get_mut(key)?;
         peer.hello_due = false;
         let to = peer.connection?;
-        if peer.handshake.unanswered_hellos() > UNHEARD_HELLOS && !core::mem::replace(&mut peer.one_way, true) {
+        let unheard = peer.theirs.is_none() && peer.handshake.unanswered_hellos() > UNHEARD_HELLOS;
+        if unheard && !core::mem::replace(&mut peer.one_way, true) {
             add(&mut cx.counters.one_way);
             cx.emit(Event::OneWay { engine: peer.engine.as_bytes() });
         }
@@ -330,7 +358,10 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             max_message: self.identity.max_message,
             capabilities: 0,
         };
-        let token = self.legs.get(peer.head).map_or(peer.token, |leg| leg.token);
+        // After the last of those to renew comes the one that was tracked last: it may be closing already.
+        let named = self.legs.get(peer.named).filter(|leg| leg.peer == key).and_then(|leg| leg.links);
+        peer.named = named.map_or(peer.head, |links| links.1);
+        let token = self.legs.get(peer.named).map_or(peer.token, |leg| leg.token);
         let hello = Hello { lowest: native::VERSION, highest: native::VERSION, token, party, metadata: self.metadata.as_ref() };
         let length = native::encode(Session(0), peer.next_seq(), &Body::Hello(hello), out).ok()?;
         Some(Transmit { to, length, key, sent: Sent::Greeting })
@@ -341,24 +372,33 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let wire = self.terms.wire();
         let peer = self.peers.get_mut(key)?;
         let (to, session) = peer.reachable(wire)?;
-        if self.legs.get(peer.cursor).is_none() {
-            peer.cursor = NIL;
-            if peer.beat_due <= cx.now {
-                self.plan_beat(cx.now, key);
-            }
+        // A renew that is forgotten for a later one is never proven by its answer: wait for that, as long as it may be on its way.
+        let (next, grace) = (Seq(peer.seq.saturating_add(1)), self.terms.path_budget());
+        let remembered = peer.record(next).and_then(|record| record.map(|record| record.at.saturating_add(grace)));
+        let under_way = self.legs.get(peer.cursor).is_some();
+        if let Some(until) = remembered.filter(|until| under_way && *until > cx.now) {
+            peer.resume = until;
             return None;
         }
         let room = out.len().min(peer.max_message as usize);
-        let out = out.get_mut(..room)?;
-        let (length, leases) = match wire {
-            Wire::Native => self.renew(cx, key, session, out)?,
-            Wire::Vllm => self.heartbeat(key, out)?,
-        };
-        Some(Transmit { to, length, key, sent: Sent::Heartbeat { leases } })
+        let built = out.get_mut(..room).filter(|_| under_way).and_then(|out| match wire {
+            Wire::Native => self.renew(key, session, out),
+            Wire::Vllm => self.heartbeat(key, out),
+        });
+        if let Some((length, leases)) = built {
+            return Some(Transmit { to, length, key, sent: Sent::Heartbeat { leases } });
+        }
+        let peer = self.peers.get_mut(key)?;
+        peer.cursor = NIL;
+        if peer.beat_due <= cx.now {
+            self.plan_beat(cx.now, key);
+        }
+        None
     }
 
     /// One datagram, one number, one list: the legs from the cursor on that speak for the same rank, as many as fit.
-    fn renew(&mut self, cx: &mut Context<'_>, key: u32, session: Session, out: &mut [u8]) -> Option<(usize, u16)> {
+    fn renew(&mut self, key: u32, session: Session, out: &mut [u8]) -> Option<(usize, u16)> {
+        let stamp = self.stamp;
         let fit = tokens_that_fit(out.len(), self.identity.max_message as usize);
         let peer = self.peers.get_mut(key)?;
         let (seq, mut at) = (peer.next_seq(), peer.cursor);
@@ -375,7 +415,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let length = writer.finish(session, seq);
         peer.cursor = if count == 0 { NIL } else { at };
         if let Some(slot) = peer.record(seq) {
-            *slot = Some(Record { seq, at: cx.now, count });
+            *slot = Some(Record { seq, at: stamp, count });
         }
         (count > 0).then_some((length, count))
     }
@@ -413,14 +453,23 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         peer.beat_due = now.saturating_add(pause);
     }
 
+    /// An answer made room: the beat under way goes on, if it had to wait.
+    pub(super) fn go_on(&mut self, key: u32) {
+        if self.peers.get(key).is_some_and(|peer| peer.cursor != NIL) {
+            self.peer_ready(key);
+        }
+    }
+
     pub(super) fn beat_sent(&mut self, cx: &mut Context<'_>, transmit: &Transmit, leases: u16, result: Result<(), ErrorKind>) {
+        let wire = self.terms.wire();
         let Some(peer) = self.peers.get_mut(transmit.key).filter(|peer| peer.connection == Some(transmit.to)) else { return };
         if result.is_ok() {
             peer.failures = 0;
-            peer.since_answer = peer.since_answer.saturating_add(1);
+            let begins = core::mem::take(&mut peer.begins);
+            peer.since_answer = peer.since_answer.saturating_add(u32::from(begins));
             add(&mut cx.counters.heartbeats);
             cx.emit(Event::HeartbeatSent { engine: peer.engine.as_bytes(), leases, bytes: transmit.length });
-            if peer.since_answer == self.terms.max_unanswered().min(FAILURES) {
+            if begins && wire == Wire::Native && peer.since_answer == self.terms.max_unanswered().min(FAILURES) {
                 peer.handshake.greet_again(cx.now); // it may have forgotten us
             }
         } else {
@@ -492,12 +541,14 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             || peer.over
             || peer.connection.is_none()
             || ack.party.incarnation != peer.incarnation
+            || ack.party.rank != peer.rank
             || ack.party.engine != peer.engine.as_bytes()
         {
             add(&mut cx.counters.answers_discarded);
             return;
         }
         peer.max_message = ack.party.max_message;
+        peer.watch.clock = ack.party.clock;
         peer.drift_ppm = peer.drift_ppm.max(ack.party.drift_ppm);
         let known = peer.theirs.replace(ack.party.session) == Some(ack.party.session);
         peer.handshake.established();
@@ -513,12 +564,14 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         peer.one_way = false;
         peer.beat_due = cx.now;
         peer.cursor = peer.head;
-        let (hash, rank, born) = (peer.engine_hash, peer.rank, peer.born);
+        peer.begins = true;
+        let (hash, rank, born, engine) = (peer.engine_hash, peer.rank, peer.born, peer.engine.clone());
         add(&mut cx.counters.connected);
         cx.emit(Event::Connected { engine: peer.engine.as_bytes() });
         self.peer_ready(key);
         // An earlier life of the same engine is over (cases 8, 21).
-        while let Some(earlier) = self.peers.find(BY_ENGINE, hash, |peer| peer.born < born && peer.rank == rank && !peer.over) {
+        let earlier = |peer: &Peer<M>| peer.engine == engine && peer.rank == rank && peer.born < born && !peer.over;
+        while let Some(earlier) = self.peers.find(BY_ENGINE, hash, earlier) {
             self.restarted(cx, earlier);
         }
     }
@@ -537,6 +590,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     }
 
     pub(super) fn connection_lost(&mut self, cx: &mut Context<'_>, key: u32) {
+        let patience = self.patience();
         let Some(peer) = self.peers.get_mut(key) else { return };
         let Some(connection) = peer.connection.take() else { return };
         let _ = self.disconnects.push(connection); // full: the transport has dropped it already, or will by its own limits
@@ -544,7 +598,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         peer.failures = 0;
         peer.answered = false;
         peer.cursor = NIL;
-        peer.handshake.lost(cx.now);
+        peer.handshake.lost(cx.now, &patience);
         add(&mut cx.counters.peer_lost);
         cx.emit(Event::PeerLost { engine: peer.engine.as_bytes() });
         self.arm_peer(key);
@@ -568,6 +622,9 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     }
 
     fn unready_peer(&mut self, key: u32) {
+        if self.peers.get(key).is_none_or(|peer| peer.ready.is_none()) {
+            return;
+        }
         let (mut before, mut at) = (NIL, self.ready_peers.head);
         while let Some(next) = self.peers.get(at).and_then(|peer| peer.ready) {
             if at == key {

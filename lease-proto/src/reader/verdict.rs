@@ -39,9 +39,12 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let outcome = if abandoned { ReadOutcome::Failed } else { outcome };
         match outcome {
             ReadOutcome::Failed => self.decide(cx, index, Verdict::Failed),
+            // Held or not, the blocks were never written.
+            _ if self.any_leg(index, |leg| leg.status == Status::Lost(Lost::Failed)) => self.decide(cx, index, Verdict::Expired),
+            // Without tokens nobody could check, or fence, for this lease alone.
+            _ if self.terms.wire() == Wire::Vllm => self.decide(cx, index, Verdict::Unverified),
             ReadOutcome::Served => self.decide(cx, index, Verdict::ValidServed),
             ReadOutcome::Fenced => self.decide(cx, index, Verdict::ValidFenced),
-            ReadOutcome::OneSided if self.terms.wire() == Wire::Vllm => self.decide(cx, index, Verdict::Unverified),
             ReadOutcome::OneSided => {
                 self.judge(cx, index);
                 if self.ended(index).is_some() {

@@ -5,6 +5,7 @@
 //!
 //! Byte tables from which a second implementation can be written are in `docs/wire.md`.
 
+pub(crate) mod canonical;
 pub mod native;
 pub mod vllm;
 
@@ -75,7 +76,7 @@ pub enum Rejected {
     /// More bytes than announced.
     #[error("trailing bytes")]
     TrailingBytes,
-    /// Not the one way to write it (a padded varint).
+    /// Not the one way to write it (a padded varint), or metadata that is no whole frame.
     #[error("not the canonical encoding")]
     NotCanonical,
     /// A kind from a later version: skipped (case 16).

@@ -43,13 +43,17 @@ pub fn is_native(bytes: &[u8]) -> bool {
 /// Reads one message: its session, its number and its body.
 ///
 /// # Errors
-/// Anything that is not one whole message in canonical form.
+/// Anything that is not one whole message in canonical form; `NotCanonical` for bytes that are not even [`is_native`], which
+/// [`super::decode`] hands back instead.
 pub fn decode(bytes: &[u8]) -> Result<(Session, Seq, Body<'_>), Rejected> {
-    let (header, rest) = bytes.split_first_chunk::<HEADER>().ok_or(Rejected::Truncated)?;
-    let [_, _, _, _, version, kind, l0, l1, l2, l3, s0, s1, s2, s3, s4, s5, s6, s7, seq @ ..] = *header;
-    if version != VERSION {
-        return Err(Rejected::UnknownVersion);
+    match bytes.strip_prefix(&MAGIC) {
+        None => return Err(Rejected::NotCanonical),
+        // Before anything else: another version may have another header.
+        Some([version, ..]) if *version != VERSION => return Err(Rejected::UnknownVersion),
+        Some(_) => {}
     }
+    let (header, rest) = bytes.split_first_chunk::<HEADER>().ok_or(Rejected::Truncated)?;
+    let [_, _, _, _, _, kind, l0, l1, l2, l3, s0, s1, s2, s3, s4, s5, s6, s7, seq @ ..] = *header;
     let length = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
     let (body, trailing) = rest.split_at_checked(length).ok_or(Rejected::Truncated)?;
     if !trailing.is_empty() {
@@ -60,6 +64,9 @@ pub fn decode(bytes: &[u8]) -> Result<(Session, Seq, Body<'_>), Rejected> {
 }
 
 /// Writes one message and returns its length. Batches are better written in place, by [`RenewWriter`] and [`RenewedWriter`].
+///
+/// What it writes reads back, if a [`Party`] is one that may be: its rank below its count, its id within
+/// [`crate::id::MAX_ID`].
 ///
 /// ```
 /// use lease_proto::{id::{Seq, Session}, wire::native::{self, Body}};

@@ -1,5 +1,12 @@
 //! Holders and readers on a loopback fabric, each with its own clock, stepped to the next thing that happens.
-#![allow(dead_code, unreachable_pub)] // each test file uses its part
+#![allow(dead_code, unused_imports, unreachable_pub)] // each test file uses its part
+
+pub mod lone;
+mod lone_holder;
+mod lone_reader;
+mod seen;
+
+pub use seen::{Seen, seen};
 
 use std::collections::BTreeMap;
 
@@ -17,64 +24,11 @@ use lease_proto::{
     table::{Slot, boxed},
     time::{Duration, Instant},
     transport::Control as _,
-    wire::{Rejected, Wire},
+    wire::Wire,
 };
 
 pub type TestHolder = Holder<Box<[Slot<Lease>]>, Box<[Slot<HolderPeer>]>, Box<[Slot<Ended>]>>;
 pub type TestReader = Reader<Box<[Slot<Request>]>, Box<[Slot<Leg>]>, Box<[Slot<ReaderPeer<Vec<u8>>>]>, Vec<u8>>;
-
-/// An event, owned, so that tests can look at it later.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Seen {
-    Granted(String, Instant),
-    Renewed(String, Instant),
-    Freed { request: String, why: Freed, expires: Instant, now: Instant, previous_poll: Instant },
-    Overdue(String),
-    Drained,
-    Refused(Option<String>, Refused),
-    Rejected(Rejected),
-    Foreign(Vec<u8>),
-    Connected(String),
-    OneWay(String),
-    PeerLost(String),
-    PeerRestarted(String),
-    Heartbeat(u16, usize),
-    Confirmed(String),
-    Unproven(String),
-    Lost(String, Lost),
-    HolderDrains(String),
-    ReadDone(String, Verdict),
-    Resolved(String),
-    Other(String),
-}
-
-fn seen(event: Event<'_>) -> Seen {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    match event {
-        Event::Granted { request, expires, .. } => Seen::Granted(request.to_string(), expires),
-        Event::Renewed { request, expires } => Seen::Renewed(request.to_string(), expires),
-        Event::Freed { request, why, expires, now, previous_poll, .. } => {
-            Seen::Freed { request: request.to_string(), why, expires, now, previous_poll }
-        }
-        Event::Overdue { request } => Seen::Overdue(request.to_string()),
-        Event::Drained => Seen::Drained,
-        Event::Refused { request, why, .. } => Seen::Refused(request.map(text), why),
-        Event::Rejected { why } => Seen::Rejected(why),
-        Event::Foreign { bytes, .. } => Seen::Foreign(bytes.to_vec()),
-        Event::Connected { engine } => Seen::Connected(text(engine)),
-        Event::OneWay { engine } => Seen::OneWay(text(engine)),
-        Event::PeerLost { engine } => Seen::PeerLost(text(engine)),
-        Event::PeerRestarted { engine } => Seen::PeerRestarted(text(engine)),
-        Event::HeartbeatSent { leases, bytes, .. } => Seen::Heartbeat(leases, bytes),
-        Event::Confirmed { request, .. } => Seen::Confirmed(request.to_string()),
-        Event::Unproven { request, .. } => Seen::Unproven(request.to_string()),
-        Event::Lost { request, why, .. } => Seen::Lost(request.to_string(), why),
-        Event::HolderDrains { request, .. } => Seen::HolderDrains(request.to_string()),
-        Event::ReadDone { request, verdict, .. } => Seen::ReadDone(request.to_string(), verdict),
-        Event::Resolved { request, .. } => Seen::Resolved(request.to_string()),
-        other => Seen::Other(format!("{other:?}")),
-    }
-}
 
 /// An engine process: a transport, and either or both sides of the protocol.
 pub struct Node {
@@ -109,8 +63,29 @@ pub struct World {
     pub fabric: Fabric,
     pub nodes: BTreeMap<&'static str, Node>,
     wire: Wire,
-    config: Config,
+    /// Of the processes that are started from now on.
+    pub config: Config,
     incarnations: u64,
+}
+
+/// A process to start, where it differs from the usual one.
+#[derive(Clone, Copy, Debug)]
+pub struct Spec {
+    pub engine: &'static str,
+    /// `None` for a new one.
+    pub incarnation: Option<u64>,
+    pub rank: u16,
+    pub ranks: u16,
+    pub clock: u64,
+    pub slots: usize,
+    pub peers: usize,
+    pub max_message: usize,
+}
+
+impl Spec {
+    pub fn of(engine: &'static str) -> Self {
+        Self { engine, incarnation: None, rank: 0, ranks: 1, clock: 0, slots: 64, peers: 16, max_message: 65_536 }
+    }
 }
 
 pub fn secs(text: &str) -> Duration {
@@ -144,17 +119,22 @@ impl World {
     }
 
     pub fn start_with(&mut self, name: &'static str, clock: u64, slots: usize) -> &mut Node {
+        self.spawn(name, Spec { clock, slots, ..Spec::of(name) })
+    }
+
+    pub fn spawn(&mut self, name: &'static str, spec: Spec) -> &mut Node {
         self.nodes.remove(name);
         self.incarnations += 1;
-        let transport = self.fabric.endpoint();
-        let incarnation = Incarnation(0x1000 + self.incarnations);
+        let Spec { engine, incarnation, rank, ranks, clock, slots, peers, max_message } = spec;
+        let transport = self.fabric.endpoint_with(max_message);
+        let incarnation = Incarnation(incarnation.unwrap_or(0x1000 + self.incarnations));
         let identity = Identity {
-            engine: EngineId::try_from(name).unwrap(),
+            engine: EngineId::try_from(engine).unwrap(),
             incarnation,
-            rank: 0,
-            ranks: 1,
+            rank,
+            ranks,
             clock: ClockId(self.incarnations),
-            max_message: 65_536,
+            max_message: max_message as u32,
         };
         let mut frame = vec![0; 128];
         let length = Frame::encode(incarnation, transport.local_metadata(), &mut frame).unwrap();
@@ -162,8 +142,8 @@ impl World {
         let (terms, seed) = (self.terms(), [self.incarnations as u8; 16]);
         let node = Node {
             transport,
-            holder: Holder::new(identity.clone(), terms.clone(), seed, boxed(slots), boxed(16), boxed(slots)),
-            reader: Reader::new(identity.clone(), terms.clone(), seed, frame.clone(), boxed(slots), boxed(slots), boxed(16)),
+            holder: Holder::new(identity.clone(), terms.clone(), seed, boxed(slots), boxed(peers), boxed(slots)),
+            reader: Reader::new(identity.clone(), terms.clone(), seed, frame.clone(), boxed(slots), boxed(slots), boxed(peers)),
             counters: Counters::default(),
             seen: Vec::new(),
             drive: Drive::new(&terms, identity.max_message),
@@ -214,6 +194,14 @@ impl World {
         })
     }
 
+    /// Grants under a token that another rank has drawn.
+    pub fn grant_token(&mut self, node: &'static str, request: &str, token: Token) -> Result<Token, Refused> {
+        let (world, request) = (self.now(), id(request));
+        self.node(node).with(world, |holder, _, cx| {
+            holder.grant(cx, Grant { request: &request, token, consumers: None, ttl: None }).map(|_| token)
+        })
+    }
+
     pub fn expect(&mut self, node: &'static str, request: &str) -> Token {
         let (world, request) = (self.now(), id(request));
         self.node(node).with(world, |holder, _, cx| {
@@ -259,18 +247,32 @@ impl World {
         token: Token,
         reader: ReaderRank,
     ) -> Result<Handle, Refused> {
+        self.track_ranks(node, identity, &[(0, frame.to_vec())], request, token, reader)
+    }
+
+    /// Tracks a request whose blocks lie on several ranks of a holder.
+    pub fn track_ranks(
+        &mut self,
+        node: &'static str,
+        identity: &Identity,
+        targets: &[(u16, Vec<u8>)],
+        request: &str,
+        token: Token,
+        reader: ReaderRank,
+    ) -> Result<Handle, Refused> {
         let (terms, world, request) = (self.terms(), self.now(), id(request));
+        let frames = targets.iter().flat_map(|(_, frame)| frame.clone()).collect::<Vec<u8>>();
         let params = Parameters {
             token,
             incarnation: identity.incarnation,
             engine: identity.engine.as_bytes(),
-            ranks: 1,
+            ranks: targets.len() as u16,
             extension: terms.extension(),
             drift_ppm: terms.drift_ppm(),
-            frames: frame,
+            frames: &frames,
         };
         self.node(node)
-            .with(world, |_, at, cx| at.track(cx, Track { request: &request, params: &params, reader }, [(0, frame.to_vec())]))
+            .with(world, |_, at, cx| at.track(cx, Track { request: &request, params: &params, reader }, targets.to_vec()))
     }
 
     pub fn frame(&self, name: &'static str) -> (Identity, Vec<u8>) {
@@ -307,7 +309,7 @@ impl World {
     pub fn turn(&mut self, name: &'static str) -> Option<Instant> {
         let world = self.fabric.now();
         let node = self.nodes.get_mut(name).unwrap();
-        let (now, mut buffer) = (node.now(world), vec![0; 65_536]);
+        let (now, mut buffer) = (node.now(world), vec![0; node.transport.capabilities().max_notification]);
         let Node { transport, holder, reader, counters, seen: list, drive, .. } = node;
         let mut events = |event: Event<'_>| list.push((world, seen(event)));
         let machines: &mut [&mut dyn Machine] = &mut [holder, reader];
@@ -349,38 +351,11 @@ impl World {
             assert!(busy < 1_000, "something is due for ever at {since}");
         }
     }
+}
 
-    /// Events of a node, in order, without their times.
-    pub fn events(&self, node: &'static str) -> Vec<&Seen> {
-        self.nodes[node].seen.iter().map(|(_, seen)| seen).collect()
-    }
-
-    pub fn saw(&self, node: &'static str, event: &Seen) -> bool {
-        self.nodes[node].seen.iter().any(|(_, seen)| seen == event)
-    }
-
-    /// When and how a request's lease ended on a node.
-    pub fn freed(&self, node: &'static str, request: &str) -> Option<(Instant, Freed)> {
-        let mut all = self.nodes[node].seen.iter().filter_map(|(at, seen)| match seen {
-            Seen::Freed { request: freed, why, .. } if freed == request => Some((*at, *why)),
-            _ => None,
-        });
-        let first = all.next();
-        assert_eq!(all.next(), None, "{request} was freed twice");
-        first
-    }
-
-    pub fn verdict(&self, node: &'static str, request: &str) -> Option<Verdict> {
-        self.nodes[node].seen.iter().find_map(|(_, seen)| match seen {
-            Seen::ReadDone(read, verdict) if read == request => Some(*verdict),
-            _ => None,
-        })
-    }
-
-    pub fn lost(&self, node: &'static str, request: &str) -> Option<Lost> {
-        self.nodes[node].seen.iter().find_map(|(_, seen)| match seen {
-            Seen::Lost(lost, why) if lost == request => Some(*why),
-            _ => None,
-        })
-    }
+/// Law 6.
+pub fn conserved(name: &str, counters: &Counters, live: u32, open: u32) {
+    let freed: u64 = Freed::ALL.iter().map(|why| counters.freed(*why)).sum();
+    assert_eq!(counters.granted, freed + u64::from(live), "{name}: granted = freed + live");
+    assert_eq!(counters.tracked, counters.resolved + u64::from(open), "{name}: tracked = resolved + open");
 }

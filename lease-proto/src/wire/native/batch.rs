@@ -33,15 +33,14 @@ pub fn tokens_that_fit(renew_limit: usize, answer_limit: usize) -> usize {
 pub struct Tokens<'a>(&'a [[u8; Token::LEN]]);
 
 impl<'a> Tokens<'a> {
-    /// Tokens as they lie on the wire; for writers of tests.
-    pub fn from_chunks(chunks: &'a [[u8; Token::LEN]]) -> Self {
-        Self(chunks)
+    /// Tokens as they lie on the wire; for writers of tests. `None` if there are more than 65 535.
+    pub fn from_chunks(chunks: &'a [[u8; Token::LEN]]) -> Option<Self> {
+        (chunks.len() <= usize::from(u16::MAX)).then_some(Self(chunks))
     }
 
     pub(super) fn decode(bytes: &'a [u8]) -> Result<Self, Rejected> {
         match bytes.as_chunks() {
-            (chunks, _) if chunks.len() > usize::from(u16::MAX) => Err(Rejected::TooLarge),
-            (chunks, []) => Ok(Self(chunks)),
+            (chunks, []) => Self::from_chunks(chunks).ok_or(Rejected::TooLarge),
             _ => Err(Rejected::Truncated),
         }
     }
