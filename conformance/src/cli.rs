@@ -7,12 +7,12 @@ pub mod front;
 pub mod peer;
 pub mod prefill;
 
-use std::{fmt, process::ExitCode, str::FromStr};
+use std::{fmt, io::Write as _, process::ExitCode, str::FromStr};
 
 use clap::Args;
-use lease_proto::{config::Config, time::Duration, wire::Wire};
+use lease_proto::{config::Config, time::Duration, transport::Control, wire::Wire};
 
-use crate::engine::{EngineError, Setup};
+use crate::engine::{Engine, EngineError, Setup};
 
 /// Exit status for wrong input and for what this machine lacks.
 pub const WRONG_INPUT: u8 = 2;
@@ -77,12 +77,23 @@ impl RoleArgs {
     pub fn setup(&self, role: &str, lease: Duration, capacity: usize) -> Result<Setup, EngineError> {
         let mut config = Config::with_lease(self.lease.unwrap_or(lease));
         for term in &self.terms {
-            let (name, value) = term.split_once('=').ok_or_else(|| EngineError::Invalid(format!("--term {term}: expected NAME=VALUE")))?;
+            let (name, value) =
+                term.split_once('=').ok_or_else(|| EngineError::Invalid(format!("--term {term}: expected NAME=VALUE")))?;
             config.set(name, value).map_err(|error| EngineError::Invalid(format!("--term {term}: {error}")))?;
         }
         let (seed, incarnation) = entropy()?;
+        if self.engine_id.as_deref() == Some("") {
+            return Err(EngineError::Invalid("--engine-id is empty: leave it out for a random one".into()));
+        }
         let name = self.engine_id.clone().unwrap_or_else(|| format!("{role}-{:08x}", incarnation as u32));
         Ok(Setup { name, wire: self.wire, config, capacity, seed, incarnation, raw: false })
+    }
+}
+
+/// Tells the operator what its terms cannot hold.
+pub(crate) fn warn<T: Control>(engine: &Engine<T>) {
+    if let Some(warning) = engine.terms().warning() {
+        remark("warning", warning);
     }
 }
 
@@ -95,10 +106,32 @@ pub(crate) fn entropy() -> Result<([u8; 16], u64), EngineError> {
     Ok((seed, u64::from_le_bytes(number.try_into().unwrap_or_default())))
 }
 
-/// One line that says what is wrong, and the exit status for it.
+/// One line that says what is wrong, whatever bytes the input brought into it, and the exit status for it.
 pub fn complain(program: &str, why: impl fmt::Display) -> ExitCode {
-    eprintln!("{program}: {why}");
+    remark(program, why);
     ExitCode::from(WRONG_INPUT)
+}
+
+/// One line to standard error; nobody needs to read it.
+pub(crate) fn remark(program: &str, what: impl fmt::Display) {
+    let mut line = String::new();
+    for char in what.to_string().chars() {
+        match char {
+            char if char.is_control() => line.extend(char.escape_default()),
+            char => line.push(char),
+        }
+    }
+    let _ = writeln!(std::io::stderr(), "{program}: {line}");
+}
+
+/// An id as it is shown in a complaint about it.
+pub(crate) fn shown(id: &str) -> String {
+    const LONGEST: usize = 40;
+    if id.chars().count() > LONGEST {
+        format!("{:?}…", id.chars().take(LONGEST).collect::<String>())
+    } else {
+        format!("{id:?}")
+    }
 }
 
 /// Logs to standard error, as `RUST_LOG` says; warnings by default.

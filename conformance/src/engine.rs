@@ -8,7 +8,7 @@ mod live;
 mod raw;
 
 pub use command::{Command, Filling, Lease, Outcome};
-pub use live::{LONGEST_SLEEP, Live, say, serve};
+pub use live::{Arm, LONGEST_SLEEP, say, serve};
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,7 +22,7 @@ use lease_proto::{
     event::{Context, Event, Refused},
     frame::{Frame, HEADER},
     holder::{Abort, Ended, Grant, Holder, Lease as HeldLease, Peer as HolderPeer},
-    id::{ClockId, EngineId, Identity, IdError, Incarnation, ReaderRank, RequestId, Token},
+    id::{ClockId, EngineId, IdError, Identity, Incarnation, ReaderRank, RequestId, Token},
     params::Parameters,
     reader::{Handle, Leg, Peer as ReaderPeer, ReadOutcome, Reader, Request, Track},
     table::{Slot, boxed},
@@ -65,7 +65,7 @@ pub enum EngineError {
     Params(String),
     #[error("no request of that name is known here: {0}")]
     NoSuchRequest(String),
-    #[error("refused: {}", .0.name())]
+    #[error("{}", refusal(*.0))]
     Refused(Refused),
     #[error("{0}")]
     Declined(#[from] lease_proto::reader::Declined),
@@ -73,6 +73,16 @@ pub enum EngineError {
     Transport { kind: lease_proto::transport::ErrorKind, text: String },
     #[error("{0}")]
     Invalid(String),
+}
+
+fn refusal(why: Refused) -> &'static str {
+    match why {
+        Refused::Duplicate => "it is there already",
+        Refused::Full => "no room for another one",
+        Refused::Draining => "this instance shuts down",
+        Refused::IdNotEncodable => "vLLM's wire cannot carry the id: choose another, or the native wire",
+        other => other.name(),
+    }
 }
 
 type HolderOf = Holder<Box<[Slot<HeldLease>]>, Box<[Slot<HolderPeer>]>, Box<[Slot<Ended>]>>;
@@ -119,10 +129,18 @@ impl<T: Control> Engine<T> {
             max_message,
         };
         let mut frame = vec![0; transport.local_metadata().len() + HEADER];
-        Frame::encode(incarnation, transport.local_metadata(), &mut frame).map_err(|error| EngineError::Params(error.to_string()))?;
+        Frame::encode(incarnation, transport.local_metadata(), &mut frame)
+            .map_err(|error| EngineError::Params(error.to_string()))?;
         let started = clock();
         Ok(Self {
-            holder: Holder::new(identity.clone(), terms.clone(), setup.seed, boxed(setup.capacity), boxed(PEERS), boxed(setup.capacity)),
+            holder: Holder::new(
+                identity.clone(),
+                terms.clone(),
+                setup.seed,
+                boxed(setup.capacity),
+                boxed(PEERS),
+                boxed(setup.capacity),
+            ),
             reader: Reader::new(
                 identity.clone(),
                 terms.clone(),
@@ -205,7 +223,9 @@ impl<T: Control> Engine<T> {
     /// Why it could not.
     pub fn execute(&mut self, command: Command) -> Result<Value, EngineError> {
         match command {
-            Command::Metadata => Ok(json!({"metadata": hex(&self.frame), "max": self.transport.capabilities().max_notification, "ordered": self.transport.capabilities().ordered})),
+            Command::Metadata => Ok(
+                json!({"metadata": hex(&self.frame), "max": self.transport.capabilities().max_notification, "ordered": self.transport.capabilities().ordered}),
+            ),
             Command::Grant(lease) => self.grant(&lease),
             Command::Abort { request, failed } => {
                 let token = self.token(&request)?;
@@ -214,12 +234,14 @@ impl<T: Control> Engine<T> {
                 Ok(json!({}))
             }
             Command::Drain { within } => {
-                let within = within.parse().map_err(|error: lease_proto::time::TimeError| EngineError::Invalid(error.to_string()))?;
+                let within =
+                    within.parse().map_err(|error: lease_proto::time::TimeError| EngineError::Invalid(error.to_string()))?;
                 self.with(|holder, _, cx| holder.drain(cx, within));
                 Ok(json!({}))
             }
             Command::Track { params, reader, of } => {
-                let rank = ReaderRank::new(reader, of).ok_or_else(|| EngineError::Invalid(format!("no rank {reader} of {of}")))?;
+                let rank =
+                    ReaderRank::new(reader, of).ok_or_else(|| EngineError::Invalid(format!("no rank {reader} of {of}")))?;
                 self.track(&params, rank)
             }
             Command::Read { request } => {
@@ -261,7 +283,9 @@ impl<T: Control> Engine<T> {
     fn grant(&mut self, lease: &Lease) -> Result<Value, EngineError> {
         let request = RequestId::try_from(lease.request.as_str())?;
         let ttl = match &lease.ttl {
-            Some(ttl) => Some(ttl.parse().map_err(|error: lease_proto::time::TimeError| EngineError::Invalid(error.to_string()))?),
+            Some(ttl) => {
+                Some(ttl.parse().map_err(|error: lease_proto::time::TimeError| EngineError::Invalid(error.to_string()))?)
+            }
             None => None,
         };
         let token = self.with(|holder, _, cx| {
@@ -294,7 +318,7 @@ impl<T: Control> Engine<T> {
         let track = Track { request: &request, params: &parameters, reader: rank };
         let handle = self.with(|_, reader, cx| reader.track(cx, track, targets)).map_err(EngineError::Refused)?;
         self.handles.insert(read.request.clone(), handle);
-        Ok(json!({"request": read.request}))
+        Ok(json!({"request": read.request, "peer": String::from_utf8_lossy(parameters.engine)}))
     }
 
     fn token(&self, request: &str) -> Result<Token, EngineError> {
@@ -330,12 +354,17 @@ pub(crate) fn transport_error<E: lease_proto::transport::Error>(error: E) -> Eng
     EngineError::Transport { kind: error.kind(), text: error.to_string() }
 }
 
-/// Whether transfer parameters can be used.
+/// The request id in transfer parameters that can be used.
 ///
 /// # Errors
 /// What is wrong with them.
-pub fn check_params(params: &Value) -> Result<(), String> {
-    with_params(params, |_| ())
+pub fn params_request(params: &Value) -> Result<String, String> {
+    let request = json::read_params(params)?.request;
+    if request.is_empty() {
+        return Err("remote_request_id is empty".into());
+    }
+    RequestId::try_from(request.as_str()).map_err(|error| error.to_string())?;
+    with_params(params, |_| request)
 }
 
 /// By how much the holder of these parameters extends a lease.

@@ -78,8 +78,7 @@ impl Fabric {
 
     /// Moves time on; it never goes back.
     pub fn advance_to(&self, now: Instant) {
-        let mut state = self.state();
-        state.now = state.now.max(now);
+        self.state().advance_to(now);
     }
 
     /// When the next message under way will arrive.

@@ -3,12 +3,7 @@
 mod common;
 
 use common::{World, at, secs};
-use lease_proto::{
-    clock::Gate,
-    config::Config,
-    time::PeerInstant,
-    wire::Wire,
-};
+use lease_proto::{clock::Gate, config::Config, time::PeerInstant, wire::Wire};
 
 #[test]
 fn the_true_offset_lies_in_the_interval_and_foreign_deadlines_are_compared_by_its_safe_end() {

@@ -3,7 +3,6 @@
 use transport_ucx::{UcxConfig, UcxTransport};
 
 fn main() -> std::process::ExitCode {
-    conformance::cli::peer::main("kvlease-peer-ucx", |lane| {
-        UcxTransport::new(UcxConfig { tls: lane.map(str::to_owned), ..UcxConfig::default() })
-    })
+    let open = |lane: Option<&str>| UcxTransport::new(UcxConfig { tls: lane.map(str::to_owned), ..UcxConfig::default() });
+    conformance::cli::peer::main("kvlease-peer-ucx", open, UcxTransport::arm)
 }

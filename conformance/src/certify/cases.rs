@@ -11,7 +11,7 @@ use lease_proto::{
 };
 use serde_json::Value;
 
-use super::lab::{Bench, NodeId, Trouble, ensure, fail};
+use super::lab::{Bench, Lab, NodeId, Trouble, ensure, fail};
 use crate::engine::{Command, Lease};
 
 /// One case.
@@ -22,6 +22,16 @@ pub struct Case {
     /// What it requires.
     pub requires: &'static str,
     pub(super) run: fn(&mut Bench) -> Result<(), Trouble>,
+}
+
+impl Case {
+    /// Tries it in a lab of one's own.
+    ///
+    /// # Errors
+    /// Why it did not pass.
+    pub fn try_in(&self, lab: Box<dyn Lab>) -> Result<(), Trouble> {
+        (self.run)(&mut Bench::new(lab))
+    }
 }
 
 /// All cases, in the order in which they are best read.

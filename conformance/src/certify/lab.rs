@@ -133,10 +133,14 @@ impl Bench {
         Ok(next)
     }
 
-    /// All events of this name about a request that have been looked at.
+    /// All events that have been looked at.
+    pub(super) fn all(&self, node: NodeId) -> &[Value] {
+        self.seen.get(&node).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Those of this name about a request.
     pub(super) fn seen(&self, node: NodeId, event: &str, request: &str) -> Vec<&Value> {
-        let all = self.seen.get(&node).map(Vec::as_slice).unwrap_or_default();
-        all.iter().filter(|seen| seen["event"] == event && seen["request"] == request).collect()
+        self.all(node).iter().filter(|seen| seen["event"] == event && seen["request"] == request).collect()
     }
 }
 

@@ -9,6 +9,9 @@ use crate::{
     loopback::{Fabric, Loopback},
 };
 
+/// Turns that may pass without an event that somebody waits for: a timer that is always due would go on for ever.
+const TURNS: usize = 1_000_000;
+
 /// Engines on one fabric.
 pub struct MemoryLab {
     fabric: Fabric,
@@ -57,7 +60,7 @@ impl Lab for MemoryLab {
 
     fn next_event(&mut self, node: NodeId, within: Duration) -> Result<Option<Value>, Trouble> {
         let deadline = self.fabric.now().saturating_add(within);
-        loop {
+        for _ in 0..TURNS {
             if let Some(event) = self.engine(node)?.next_event() {
                 return Ok(Some(event));
             }
@@ -75,9 +78,14 @@ impl Lab for MemoryLab {
             if self.fabric.now() >= deadline {
                 return Ok(None);
             }
-            let next = self.fabric.next_arrival().filter(|arrival| *arrival > self.fabric.now()).map_or(next, |arrival| next.min(arrival));
+            let next = self
+                .fabric
+                .next_arrival()
+                .filter(|arrival| *arrival > self.fabric.now())
+                .map_or(next, |arrival| next.min(arrival));
             self.fabric.advance_to(next.max(self.fabric.now().saturating_add(Duration::from_nanos(1))));
         }
+        Err(Trouble::Failed("the nodes take turn after turn, and nothing comes of it".into()))
     }
 
     fn signal(&mut self, node: NodeId, signal: Signal) -> Result<(), Trouble> {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lease_proto::time::Duration;
-use rustix::process::{Pid, kill_process};
+use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::Value;
 
 use super::lab::{LEASE, Lab, NodeId, PATIENCE, Signal, Spec, Trouble};
@@ -54,8 +54,12 @@ impl Lab for ProcessLab {
         process.env("UCX_DEBUG_SIGNO", "0").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let cannot = |error: std::io::Error| Trouble::Harness(format!("cannot start {}: {error}", self.executable.display()));
         let mut node = Node::new(process.spawn().map_err(cannot)?);
-        let first = node.line(PATIENCE)?;
+        let first = node.line(PATIENCE);
         self.nodes.push(node); // also where it is of no use: it is awaited with the others
+        // Nothing was tried yet, so this says nothing about the transport.
+        let first = first.map_err(|trouble| match trouble {
+            Trouble::Failed(why) | Trouble::Skip(why) | Trouble::Harness(why) => Trouble::Harness(why),
+        })?;
         match first.as_ref().and_then(|first| first.get("unavailable")) {
             _ if first.as_ref().is_some_and(|first| first.get("ready").is_some()) => Ok(NodeId(self.nodes.len() - 1)),
             Some(why) => Err(Trouble::Skip(why.as_str().unwrap_or("not on this machine").to_owned())),
@@ -73,7 +77,9 @@ impl Lab for ProcessLab {
         loop {
             match node.line(PATIENCE)? {
                 Some(line) if line.get("answer").is_some() => return Ok(Ok(line["answer"].clone())),
-                Some(line) if line.get("error").is_some() => return Ok(Err(line["error"].as_str().unwrap_or_default().to_owned())),
+                Some(line) if line.get("error").is_some() => {
+                    return Ok(Err(line["error"].as_str().unwrap_or_default().to_owned()));
+                }
                 Some(event) => node.events.push_back(event),
                 None => return Err(Trouble::Failed("the node does not answer".into())),
             }
@@ -96,7 +102,13 @@ impl Lab for ProcessLab {
             pid.map_or(Ok(()), |pid| kill_process(pid, signal)).map_err(|error| broken(error.into()))
         };
         match signal {
-            Signal::Stop => send(rustix::process::Signal::STOP),
+            Signal::Stop => {
+                send(rustix::process::Signal::STOP)?;
+                // It is left to be awaited: only that it stands, or is gone, is of interest.
+                let what = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+                let pid = i32::try_from(node.child.id()).ok().and_then(Pid::from_raw);
+                pid.map_or(Ok(None), |pid| waitid(WaitId::Pid(pid), what)).map(|_| ()).map_err(|error| broken(error.into()))
+            }
             Signal::Continue => send(rustix::process::Signal::CONT),
             Signal::Kill => {
                 node.child.kill().map_err(broken)?;
@@ -116,7 +128,8 @@ impl Node {
             threads.push(std::thread::spawn(move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                     // Anything that is no JSON would be a library writing to standard output; it is shown as what came last.
-                    let value = serde_json::from_str(&line).unwrap_or_else(|_| serde_json::json!({"event": "noise", "text": line}));
+                    let value =
+                        serde_json::from_str(&line).unwrap_or_else(|_| serde_json::json!({"event": "noise", "text": line}));
                     if lines_in.send(value).is_err() {
                         return;
                     }

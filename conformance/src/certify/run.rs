@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     Case, MemoryLab, ProcessLab,
-    lab::{Bench, Lab, Trouble},
+    lab::{Lab, Trouble},
     report::{Outcome, Verdict},
 };
 
@@ -127,7 +127,7 @@ fn take<'j, T>(next: &AtomicUsize, jobs: &'j [T]) -> Option<(usize, &'j T)> {
 
 fn try_case(case: &Case, lane: &Lane) -> Result<Outcome, String> {
     let start = Instant::now();
-    let verdict = match (case.run)(&mut Bench::new(lane.lab())) {
+    let verdict = match case.try_in(lane.lab()) {
         Ok(()) => Verdict::Pass,
         Err(Trouble::Failed(why)) => Verdict::Fail(why),
         Err(Trouble::Skip(why)) => Verdict::Skip(why),

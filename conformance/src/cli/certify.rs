@@ -36,39 +36,48 @@ pub fn certify(args: &CertifyArgs) -> ExitCode {
     }
     if args.list {
         let width = cases.iter().map(|case| case.id.len()).max().unwrap_or(0);
-        cases.iter().for_each(|case| println!("{:width$}  {}", case.id, case.requires));
-        return ExitCode::SUCCESS;
+        let list: String = cases.iter().map(|case| format!("{:width$}  {}\n", case.id, case.requires)).collect();
+        return print(&list).unwrap_or(ExitCode::SUCCESS);
     }
     let lanes = match lanes(&args.transport) {
         Ok(lanes) => lanes,
         Err(why) => return complain("kvlease certify", why),
     };
     // Before the run, not after it: a report that cannot be written is known at once.
-    let mut report = match args.json.as_ref().map(|path| File::create(path).map_err(|error| format!("{}: {error}", path.display()))) {
-        Some(Ok(file)) => Some(file),
-        Some(Err(why)) => return complain("kvlease certify", why),
-        None => None,
-    };
+    let mut report =
+        match args.json.as_ref().map(|path| File::create(path).map_err(|error| format!("{}: {error}", path.display()))) {
+            Some(Ok(file)) => Some(file),
+            Some(Err(why)) => return complain("kvlease certify", why),
+            None => None,
+        };
     let names: Vec<String> = lanes.iter().map(Lane::to_string).collect();
     eprintln!("certifying {}: {} cases each, with leases of {} s", names.join(", "), cases.len(), lab::LEASE);
     let outcomes = match run(&cases, &lanes, &mut Bar::new(cases.len() * lanes.len())) {
         Ok(outcomes) => outcomes,
         Err(why) => return complain("kvlease certify", why),
     };
-    if let Some(file) = &mut report {
-        let lines: String = outcomes.iter().map(|outcome| format!("{}\n", outcome.to_json())).collect();
-        if let Err(error) = file.write_all(lines.as_bytes()) {
-            return complain("kvlease certify", format!("cannot write the report: {error}"));
-        }
+    let lines: String = outcomes.iter().map(|outcome| format!("{}\n", outcome.to_json())).collect();
+    let written = report.as_mut().map_or(Ok(()), |file| file.write_all(lines.as_bytes()));
+    if let Some(closed) = print(&table(&outcomes)) {
+        return closed;
     }
-    print!("{}", table(&outcomes));
+    if let Err(error) = written {
+        return complain("kvlease certify", format!("cannot write the report: {error}"));
+    }
     let failed = outcomes.iter().any(|outcome| matches!(outcome.verdict, Verdict::Fail(_)));
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
+/// Prints, and tells how to end if nobody reads it.
+fn print(text: &str) -> Option<ExitCode> {
+    let printed = std::io::stdout().write_all(text.as_bytes());
+    printed.err().map(|error| complain("kvlease certify", format!("cannot write to standard output: {error}")))
+}
+
 /// The lanes of the transports that were asked for, or of all there are.
 fn lanes(asked: &[TransportName]) -> Result<Vec<Lane>, String> {
-    let ucx = |lane: &'static str| peer_executable("ucx").map(|executable| Lane::Processes { transport: "ucx", lane, executable });
+    let ucx =
+        |lane: &'static str| peer_executable("ucx").map(|executable| Lane::Processes { transport: "ucx", lane, executable });
     if asked.is_empty() {
         let mut lanes = vec![Lane::Loopback];
         if cfg!(feature = "ucx") {

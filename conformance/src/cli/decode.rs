@@ -1,18 +1,22 @@
 //! The role of a decode instance: keeps leases while their requests wait, then reads and completes.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     io::{BufRead as _, BufReader, Read},
     path::{Path, PathBuf},
 };
 
 use clap::Args;
-use lease_proto::{time::{Duration, Instant}, wire::Wire};
+use lease_proto::{
+    time::{Duration, Instant},
+    transport::Control,
+    wire::Wire,
+};
 use serde_json::Value;
 
-use super::RoleArgs;
-use crate::engine::{Command, Engine, EngineError, LONGEST_SLEEP, Live, Outcome, say};
+use super::{RoleArgs, shown, warn};
+use crate::engine::{Arm, Command, Engine, EngineError, LONGEST_SLEEP, Outcome, params_request, say};
 
 /// Largest parameter file.
 const LARGEST: u64 = 64 << 20;
@@ -41,8 +45,9 @@ pub fn read_params(path: &Path) -> Result<Vec<Value>, String> {
         Some("-") => Box::new(std::io::stdin()),
         _ => Box::new(File::open(path).map_err(|error| format!("{name}: {error}"))?),
     };
-    let mut all = Vec::new();
-    for (number, line) in (1..).zip(BufReader::new(input.take(LARGEST)).lines()) {
+    let mut input = BufReader::new(input.take(LARGEST));
+    let (mut all, mut requests) = (Vec::new(), BTreeSet::new());
+    for (number, line) in (1..).zip(input.by_ref().lines()) {
         let line = line.map_err(|error| format!("{name}:{number}: {error}"))?;
         if line.trim().is_empty() {
             continue;
@@ -52,11 +57,17 @@ pub fn read_params(path: &Path) -> Result<Vec<Value>, String> {
         match &value {
             Value::Object(object) if object.contains_key("event") => {}
             Value::Object(_) => {
-                crate::engine::check_params(&value).map_err(wrong)?;
+                let request = params_request(&value).map_err(wrong)?;
+                if !requests.insert(request.clone()) {
+                    return Err(format!("{name}:{number}: request {} is there twice: each once", shown(&request)));
+                }
                 all.push(value);
             }
             _ => return Err(wrong("not an object".into())),
         }
+    }
+    if input.get_ref().limit() == 0 {
+        return Err(format!("{name}: larger than {LARGEST} bytes: split it"));
     }
     if all.is_empty() { Err(format!("{name}: no transfer parameters in it")) } else { Ok(all) }
 }
@@ -66,8 +77,8 @@ pub fn read_params(path: &Path) -> Result<Vec<Value>, String> {
 pub enum Ended {
     /// Every request was read, as well as its wire can tell.
     Read,
-    /// Some were not: lost, or read too late.
-    NotAll,
+    /// Some were not, and why: lost, or read too late.
+    NotAll(String),
     /// A prefill instance was never reached.
     Unreachable(String),
 }
@@ -76,70 +87,158 @@ pub enum Ended {
 ///
 /// # Errors
 /// Parameters that cannot be tracked, a transport that broke, a closed standard output.
-pub fn decode<T: Live>(mut engine: Engine<T>, args: &DecodeArgs, params: &[Value]) -> Result<Ended, EngineError> {
+pub fn decode<T: Control>(mut engine: Engine<T>, arm: Arm<T>, args: &DecodeArgs, params: &[Value]) -> Result<Ended, EngineError> {
     let closed = |error: std::io::Error| EngineError::Invalid(format!("cannot write to standard output: {error}"));
-    let start = engine.now();
-    let mut waiting = BTreeMap::<String, Waiting>::new();
-    for params in params {
-        let tracked = engine.execute(Command::Track { params: params.clone(), reader: 0, of: 1 })?;
-        let request = tracked["request"].as_str().unwrap_or_default().to_owned();
-        waiting.insert(request, Waiting { stands: false, due: start.saturating_add(args.hold) });
-    }
-    let (mut reached, mut good, mut failures) = (false, 0, 0u32);
+    let mut requests = Requests::new(&mut engine, args, params)?;
+    warn(&engine);
     loop {
         let next = engine.turn()?;
         while let Some(event) = engine.next_event() {
             say(&event).map_err(closed)?;
-            let request = event["request"].as_str().unwrap_or_default();
-            match event["event"].as_str().unwrap_or_default() {
-                "connected" => reached = true,
-                "confirmed" => set(&mut waiting, request, true),
-                "unproven" => set(&mut waiting, request, false),
-                // On vLLM's wire nothing is answered: a beat that left is all there is.
-                "heartbeat_sent" if args.role.wire == Wire::Vllm => waiting.values_mut().for_each(|waiting| waiting.stands = true),
-                "lost" => drop(waiting.remove(request)),
-                "read_done" if event["verdict"] == "valid" || args.role.wire == Wire::Vllm => good += 1,
-                "connect_failed" => failures += 1,
-                _ => {}
+            requests.heard(&event, engine.now());
+        }
+        for request in requests.due(engine.now()) {
+            // Nothing was written into blocks here, so there is nothing to move: the read is over as soon as it began.
+            match engine.execute(Command::Read { request: request.clone() }) {
+                Ok(_) => {
+                    requests.waiting.remove(&request);
+                    engine.execute(Command::ReadEnded { request, outcome: Outcome::OneSided })?;
+                }
+                Err(_) => requests.stands(&request, false), // its promise has lapsed since, or it is lost
             }
         }
-        let now = engine.now();
-        let due: Vec<String> = waiting.iter().filter(|(_, w)| w.stands && w.due <= now).map(|(request, _)| request.clone()).collect();
-        for request in due {
-            waiting.remove(&request);
-            // Nothing was written into blocks here, so there is nothing to move: the read is over as soon as it began.
-            if engine.execute(Command::Read { request: request.clone() }).is_ok() {
-                engine.execute(Command::ReadEnded { request, outcome: Outcome::OneSided })?;
-            }
+        for request in requests.given_up(engine.now()) {
+            engine.execute(Command::Finish { request })?;
         }
         if engine.busy().1 == 0 && !engine.has_event() {
-            return Ok(match good {
-                good if good == params.len() => Ended::Read,
-                _ if !reached => Ended::Unreachable(unreachable(failures)),
-                _ => Ended::NotAll,
-            });
+            return requests.ended(&mut engine);
         }
-        let hold = waiting.values().filter(|waiting| waiting.stands).map(|waiting| waiting.due.saturating_since(now)).min();
-        let within = next.into_iter().chain(hold).min().unwrap_or(LONGEST_SLEEP);
         if !engine.has_event() {
-            engine.sleep(within, false)?;
+            let within = next.into_iter().chain(requests.next(engine.now())).min();
+            engine.sleep(arm, within.unwrap_or(LONGEST_SLEEP), false)?;
         }
     }
 }
 
+/// What a decode instance knows of its requests.
+struct Requests {
+    wire: Wire,
+    waiting: BTreeMap<String, Waiting>,
+    /// Why some will not be read.
+    missed: BTreeMap<String, String>,
+    /// Prefill instances that it is not connected to, and since when.
+    gone: BTreeMap<String, Instant>,
+    patience: Duration,
+    reached: bool,
+}
+
 struct Waiting {
+    peer: String,
     stands: bool,
     due: Instant,
 }
 
-fn set(waiting: &mut BTreeMap<String, Waiting>, request: &str, stands: bool) {
-    if let Some(waiting) = waiting.get_mut(request) {
-        waiting.stands = stands;
+impl Requests {
+    fn new<T: Control>(engine: &mut Engine<T>, args: &DecodeArgs, params: &[Value]) -> Result<Self, EngineError> {
+        let start = engine.now();
+        let (mut waiting, mut gone) = (BTreeMap::new(), BTreeMap::new());
+        for params in params {
+            let tracked = engine.execute(Command::Track { params: params.clone(), reader: 0, of: 1 })?;
+            let text = |key: &str| tracked[key].as_str().unwrap_or_default().to_owned();
+            gone.insert(text("peer"), start);
+            waiting.insert(text("request"), Waiting { peer: text("peer"), stands: false, due: start.saturating_add(args.hold) });
+        }
+        let patience = engine.terms().lost_after();
+        Ok(Self { wire: args.role.wire, waiting, missed: BTreeMap::new(), gone, patience, reached: false })
+    }
+
+    fn heard(&mut self, event: &Value, now: Instant) {
+        let [name, request, peer] = ["event", "request", "peer"].map(|key| event[key].as_str().unwrap_or_default());
+        match name {
+            "connected" => {
+                self.reached = true;
+                self.gone.remove(peer);
+            }
+            "peer_lost" => drop(self.gone.insert(peer.to_owned(), now)),
+            "confirmed" => self.stands(request, true),
+            "unproven" => self.stands(request, false),
+            // On vLLM's wire nothing is answered: a beat that left is all there is.
+            "heartbeat_sent" if self.wire == Wire::Vllm => {
+                self.waiting.values_mut().filter(|waiting| waiting.peer == peer).for_each(|waiting| waiting.stands = true);
+            }
+            "lost" => self.miss(request, &event["why"]),
+            "read_done" if event["verdict"] == self.hoped() => {}
+            "read_done" => self.miss(request, &event["verdict"]),
+            _ => {}
+        }
+    }
+
+    /// The best verdict that the wire has.
+    fn hoped(&self) -> &'static str {
+        if self.wire == Wire::Vllm { "unverified" } else { "valid" }
+    }
+
+    fn stands(&mut self, request: &str, stands: bool) {
+        if let Some(waiting) = self.waiting.get_mut(request) {
+            waiting.stands = stands;
+        }
+    }
+
+    fn miss(&mut self, request: &str, why: &Value) {
+        self.waiting.remove(request);
+        self.missed.insert(request.to_owned(), why.as_str().unwrap_or_default().replace('_', " "));
+    }
+
+    /// Requests that are to be read now.
+    fn due(&self, now: Instant) -> Vec<String> {
+        let due = |waiting: &Waiting| self.readable(waiting) && waiting.due <= now;
+        self.waiting.iter().filter(|(_, waiting)| due(waiting)).map(|(request, _)| request.clone()).collect()
+    }
+
+    fn readable(&self, waiting: &Waiting) -> bool {
+        // vLLM's wire would never say that nobody is there any more.
+        waiting.stands && !(self.wire == Wire::Vllm && self.gone.contains_key(&waiting.peer))
+    }
+
+    /// Requests of prefill instances that are gone for good, on vLLM's wire: on the native one the protocol tells.
+    fn given_up(&mut self, now: Instant) -> Vec<String> {
+        if self.wire == Wire::Native {
+            return Vec::new();
+        }
+        let gone =
+            |waiting: &Waiting| self.gone.get(&waiting.peer).is_some_and(|since| now >= since.saturating_add(self.patience));
+        let lost: Vec<String> =
+            self.waiting.iter().filter(|(_, waiting)| gone(waiting)).map(|(request, _)| request.clone()).collect();
+        lost.iter().for_each(|request| self.miss(request, &"no_answer".into()));
+        lost
+    }
+
+    /// When there is something to do even if nothing comes in, from now on.
+    fn next(&self, now: Instant) -> Option<Duration> {
+        let holds = self.waiting.values().filter(|waiting| self.readable(waiting)).map(|waiting| waiting.due);
+        let peers = self.waiting.values().filter(|_| self.wire == Wire::Vllm).map(|waiting| &waiting.peer);
+        let patience = peers.filter_map(|peer| self.gone.get(peer)).map(|since| since.saturating_add(self.patience));
+        holds.chain(patience).min().map(|due| due.saturating_since(now))
+    }
+
+    fn ended<T: Control>(&self, engine: &mut Engine<T>) -> Result<Ended, EngineError> {
+        const SHOWN: usize = 5;
+        if self.missed.is_empty() {
+            return Ok(Ended::Read);
+        }
+        if !self.reached {
+            return Ok(Ended::Unreachable(unreachable(&engine.execute(Command::Counters)?)));
+        }
+        let missed: Vec<String> =
+            self.missed.iter().take(SHOWN).map(|(request, why)| format!("{} ({why})", shown(request))).collect();
+        let more = self.missed.len().saturating_sub(SHOWN);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        Ok(Ended::NotAll(format!("not read: {}{more}", missed.join(", "))))
     }
 }
 
-fn unreachable(failures: u32) -> String {
-    let what = if failures > 0 { "cannot be reached" } else { "does not answer" };
+fn unreachable(counters: &Value) -> String {
+    let what = if counters["connect_failed"] != 0 { "cannot be reached" } else { "does not answer" };
     format!(
         "the prefill instance of these parameters {what}: is it still running, on the same transport and wire, and are the \
          parameters its own?"

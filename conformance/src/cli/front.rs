@@ -18,7 +18,11 @@ use super::{
 };
 
 #[derive(Parser)]
-#[command(name = "kvlease", version, about = "Leases on KV blocks between prefill and decode: run both roles, certify transports")]
+#[command(
+    name = "kvlease",
+    version,
+    about = "Leases on KV blocks between prefill and decode: run both roles, certify transports"
+)]
 struct Cli {
     #[command(subcommand)]
     role: Role,

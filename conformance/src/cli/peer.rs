@@ -7,7 +7,7 @@ use lease_proto::{
     clock::SystemClock,
     config::Config,
     time::Duration,
-    transport::Error as _,
+    transport::{Control, Error as _},
     wire::Wire,
 };
 use serde_json::json;
@@ -17,8 +17,9 @@ use super::{
     decode::{DecodeArgs, Ended, decode, read_params},
     entropy, log,
     prefill::{PrefillArgs, prefill},
+    remark,
 };
-use crate::engine::{Engine, EngineError, Live, Setup, params_extension, say, serve};
+use crate::engine::{Arm, Engine, EngineError, Setup, params_extension, say, serve};
 
 #[derive(Parser)]
 #[command(version, about = "One process of a kvlease transport; `kvlease` starts it")]
@@ -59,43 +60,59 @@ struct AgentArgs {
 /// Room for leases and requests in a role that is not told how many there will be.
 const CAPACITY: usize = 1024;
 
-/// Runs the command line of this process with transports that `open` makes, given a lane.
-pub fn main<T: Live>(program: &str, open: impl FnOnce(Option<&str>) -> Result<T, T::Error>) -> ExitCode {
+/// Runs the command line of this process with the transport that `open` makes, given a lane, and on which `arm` lets it sleep.
+pub fn main<T: Control>(program: &str, open: impl FnOnce(Option<&str>) -> Result<T, T::Error>, arm: Arm<T>) -> ExitCode {
     let role = Cli::parse().role;
     log();
     match role {
         Role::Prefill(args) => {
-            let setup = args.role.setup("prefill", Duration::from_secs(30), CAPACITY.max(args.grant.len()));
+            let setup = || args.role.setup("prefill", Duration::from_secs(30), CAPACITY.max(args.grant.len()));
             let lane = args.role.transport.lane.as_deref();
-            match setup.and_then(|setup| start(setup, || open(lane))).and_then(|engine| prefill(engine, &args)) {
+            match args
+                .check()
+                .and_then(|()| setup())
+                .and_then(|setup| start(setup, || open(lane)))
+                .and_then(|engine| prefill(engine, arm, &args))
+            {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => complain(program, error),
             }
         }
-        Role::Decode(args) => match run_decode(&args, open) {
+        Role::Decode(args) => match run_decode(&args, open, arm) {
             Ok(Ended::Read) => ExitCode::SUCCESS,
-            Ok(Ended::NotAll) => ExitCode::FAILURE,
+            Ok(Ended::NotAll(why)) => {
+                remark(program, why);
+                ExitCode::FAILURE
+            }
             Ok(Ended::Unreachable(why)) => complain(program, why),
             Err(error) => complain(program, error),
         },
-        Role::Agent(args) => match run_agent(&args, open) {
+        Role::Agent(args) => match run_agent(&args, open, arm) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => complain(program, error),
         },
     }
 }
 
-fn run_decode<T: Live>(args: &DecodeArgs, open: impl FnOnce(Option<&str>) -> Result<T, T::Error>) -> Result<Ended, EngineError> {
+fn run_decode<T: Control>(
+    args: &DecodeArgs,
+    open: impl FnOnce(Option<&str>) -> Result<T, T::Error>,
+    arm: Arm<T>,
+) -> Result<Ended, EngineError> {
     let params = read_params(&args.params).map_err(EngineError::Invalid)?;
     // A lease of half as much again as its extension: both wires' rule, turned round.
     let extension = params.iter().filter_map(params_extension).min().unwrap_or(Duration::from_secs(20));
     let setup = args.role.setup("decode", extension.scale(3, 2), CAPACITY.max(params.len()))?;
     let engine = start(setup, || open(args.role.transport.lane.as_deref()))?;
-    decode(engine, args, &params)
+    decode(engine, arm, args, &params)
 }
 
 /// Tells first whether it is ready, or why the machine lacks what it needs.
-fn run_agent<T: Live>(args: &AgentArgs, open: impl FnOnce(Option<&str>) -> Result<T, T::Error>) -> Result<(), EngineError> {
+fn run_agent<T: Control>(
+    args: &AgentArgs,
+    open: impl FnOnce(Option<&str>) -> Result<T, T::Error>,
+    arm: Arm<T>,
+) -> Result<(), EngineError> {
     let (seed, incarnation) = entropy()?;
     let setup = Setup {
         name: args.name.clone(),
@@ -112,16 +129,12 @@ fn run_agent<T: Live>(args: &AgentArgs, open: impl FnOnce(Option<&str>) -> Resul
         Err(error) => return say(&json!({"unavailable": error.to_string()})).map_err(broken),
     };
     say(&json!({"ready": true})).map_err(broken)?;
-    serve(engine)
+    serve(engine, arm)
 }
 
-fn start<T: Live>(setup: Setup, open: impl FnOnce() -> Result<T, T::Error>) -> Result<Engine<T>, EngineError> {
+fn start<T: Control>(setup: Setup, open: impl FnOnce() -> Result<T, T::Error>) -> Result<Engine<T>, EngineError> {
     // Terms first: they are wrong or right whatever the machine has.
     setup.config.validate(setup.wire)?;
     let transport = open().map_err(|error| EngineError::Transport { kind: error.kind(), text: error.to_string() })?;
-    let engine = Engine::new(transport, Box::new(|| SystemClock.now()), setup)?;
-    if let Some(warning) = engine.terms().warning() {
-        eprintln!("warning: {warning}");
-    }
-    Ok(engine)
+    Engine::new(transport, Box::new(|| SystemClock.now()), setup)
 }

@@ -1,10 +1,17 @@
 //! The role of a prefill instance: grants leases and tells what becomes of them.
 
-use clap::Args;
-use lease_proto::time::Duration;
+use std::collections::BTreeSet;
 
-use super::RoleArgs;
-use crate::engine::{Command, Engine, EngineError, LONGEST_SLEEP, Lease, Live, say};
+use clap::Args;
+use lease_proto::{
+    id::RequestId,
+    time::Duration,
+    transport::Control,
+    wire::{Wire, vllm},
+};
+
+use super::{RoleArgs, shown, warn};
+use crate::engine::{Arm, Command, Engine, EngineError, LONGEST_SLEEP, Lease, say};
 
 /// What a prefill instance is told.
 #[derive(Args, Clone, Debug)]
@@ -23,17 +30,52 @@ pub struct PrefillArgs {
     pub ttl: Option<Duration>,
 }
 
+impl PrefillArgs {
+    /// Whether every request can be granted, as far as its id tells.
+    ///
+    /// # Errors
+    /// Which one cannot, and why.
+    pub fn check(&self) -> Result<(), EngineError> {
+        let mut ids = BTreeSet::new();
+        for id in &self.grant {
+            let wrong = |why: String| Err(EngineError::Invalid(format!("--grant {}: {why}", shown(id))));
+            if id.is_empty() {
+                return wrong("a request id has at least one byte".into());
+            }
+            if let Err(error) = RequestId::try_from(id.as_str()) {
+                return wrong(error.to_string());
+            }
+            if self.role.wire == Wire::Vllm && vllm::check_id(id.as_bytes()).is_err() {
+                return wrong(
+                    "vLLM's wire carries no id with a comma, nor HB or PUSH_REG: choose another, or --wire native".into(),
+                );
+            }
+            if !ids.insert(id) {
+                return wrong("given twice: each request id once".into());
+            }
+        }
+        if self.consumers == Some(0) {
+            return Err(EngineError::Invalid("--consumers 0: at least one rank reads, or leave it out".into()));
+        }
+        Ok(())
+    }
+}
+
 /// Grants, prints the transfer parameters and then events, and returns when all leases are over.
 ///
 /// # Errors
 /// A lease that cannot be granted, a transport that broke, a closed standard output.
-pub fn prefill<T: Live>(mut engine: Engine<T>, args: &PrefillArgs) -> Result<(), EngineError> {
+pub fn prefill<T: Control>(mut engine: Engine<T>, arm: Arm<T>, args: &PrefillArgs) -> Result<(), EngineError> {
     let closed = |error: std::io::Error| EngineError::Invalid(format!("cannot write to standard output: {error}"));
+    // All or none: parameters that were printed stand for a lease that is kept.
+    let mut granted = Vec::new();
     for request in &args.grant {
         let lease = Lease { request: request.clone(), consumers: args.consumers, ttl: args.ttl.map(|ttl| ttl.to_string()) };
-        let params = engine.execute(Command::Grant(lease)).map_err(|error| EngineError::Invalid(format!("{request}: {error}")))?;
-        say(&params).map_err(closed)?;
+        let params = engine.execute(Command::Grant(lease));
+        granted.push(params.map_err(|error| EngineError::Invalid(format!("--grant {}: {error}", shown(request))))?);
     }
+    warn(&engine);
+    granted.iter().try_for_each(say).map_err(closed)?;
     loop {
         let next = engine.turn()?;
         while let Some(event) = engine.next_event() {
@@ -42,6 +84,6 @@ pub fn prefill<T: Live>(mut engine: Engine<T>, args: &PrefillArgs) -> Result<(),
         if engine.busy().0 == 0 {
             return engine.linger();
         }
-        engine.sleep(next.unwrap_or(LONGEST_SLEEP), false)?;
+        engine.sleep(arm, next.unwrap_or(LONGEST_SLEEP), false)?;
     }
 }

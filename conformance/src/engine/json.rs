@@ -1,11 +1,7 @@
 //! Events and transfer parameters as JSON, with the names that traces use. Times are seconds since the engine's start, on its
 //! own clock, as decimal strings.
 
-use lease_proto::{
-    event::Event,
-    id::Identity,
-    time::Instant,
-};
+use lease_proto::{event::Event, id::Identity, time::Instant};
 use serde_json::{Map, Value, json};
 
 /// One event as a line, or nothing for those that only matter inside.
@@ -13,7 +9,9 @@ pub(super) fn event(event: &Event<'_>, identity: &Identity, started: Instant, no
     let since = |instant: Instant| instant.saturating_since(started).to_string();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (name, rest) = match event {
-        Event::Granted { request, expires, .. } => ("granted", json!({"request": request.to_string(), "expires": since(*expires)})),
+        Event::Granted { request, expires, .. } => {
+            ("granted", json!({"request": request.to_string(), "expires": since(*expires)}))
+        }
         Event::Renewed { request, expires } => ("renewed", json!({"request": request.to_string(), "expires": since(*expires)})),
         Event::Freed { request, why, expires, now, previous_poll, .. } => (
             "freed",
@@ -110,4 +108,3 @@ pub(super) fn read_params(value: &Value) -> Result<Read, String> {
     }
     Ok(Read { request: string("remote_request_id")?, key: string("kvlease")? })
 }
-

@@ -5,10 +5,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-use lease_proto::{
-    time::Duration,
-    transport::Control,
-};
+use lease_proto::{time::Duration, transport::Control};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -17,21 +14,9 @@ use serde_json::{Value, json};
 
 use super::{Command, Engine, EngineError};
 
-/// A transport that a process can sleep on.
-pub trait Live: Control {
-    /// A descriptor that becomes readable when something comes in; `None` if something is there already.
-    ///
-    /// # Errors
-    /// What the transport as a whole reports.
-    fn arm(&mut self) -> Result<Option<BorrowedFd<'_>>, Self::Error>;
-}
-
-#[cfg(feature = "ucx")]
-impl Live for transport_ucx::UcxTransport {
-    fn arm(&mut self) -> Result<Option<BorrowedFd<'_>>, Self::Error> {
-        Self::arm(self)
-    }
-}
+/// How a process sleeps on its transport: gives a descriptor that becomes readable when something comes in, or `None` if something is
+/// there already. A function and not a trait, so that no library between a transport and its peer executable links the transport.
+pub type Arm<T> = for<'a> fn(&'a mut T) -> Result<Option<BorrowedFd<'a>>, <T as Control>::Error>;
 
 /// Lines of standard input, read only when there is something.
 #[derive(Debug, Default)]
@@ -82,7 +67,7 @@ fn readable(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
 }
 
-impl<T: Live> Engine<T> {
+impl<T: Control> Engine<T> {
     /// Takes the last turns of a process that is done, so that its last answers leave.
     ///
     /// # Errors
@@ -95,8 +80,8 @@ impl<T: Live> Engine<T> {
     ///
     /// # Errors
     /// What the transport as a whole reports.
-    pub fn sleep(&mut self, within: Duration, watch: bool) -> Result<(), EngineError> {
-        let Some(fd) = self.transport.arm().map_err(super::transport_error)? else { return Ok(()) };
+    pub fn sleep(&mut self, arm: Arm<T>, within: Duration, watch: bool) -> Result<(), EngineError> {
+        let Some(fd) = arm(&mut self.transport).map_err(super::transport_error)? else { return Ok(()) };
         let stdin = io::stdin();
         let mut fds = vec![PollFd::new(&fd, PollFlags::IN)];
         if watch {
@@ -115,7 +100,7 @@ impl<T: Live> Engine<T> {
 ///
 /// # Errors
 /// What the transport as a whole reports, or a control line that cannot be read or written.
-pub fn serve<T: Live>(mut engine: Engine<T>) -> Result<(), EngineError> {
+pub fn serve<T: Control>(mut engine: Engine<T>, arm: Arm<T>) -> Result<(), EngineError> {
     let broken = |error: io::Error| EngineError::Invalid(format!("the control line is broken: {error}"));
     let mut lines = Lines::default();
     loop {
@@ -135,7 +120,7 @@ pub fn serve<T: Live>(mut engine: Engine<T>) -> Result<(), EngineError> {
         while let Some(event) = engine.next_event() {
             say(&event).map_err(broken)?;
         }
-        engine.sleep(next.unwrap_or(LONGEST_SLEEP), true)?;
+        engine.sleep(arm, next.unwrap_or(LONGEST_SLEEP), true)?;
     }
 }
 

@@ -57,7 +57,9 @@ impl<T: Control> Engine<T> {
                 None => break,
                 Some(Incoming::Notification { bytes, .. }) => ("received", json!({"length": bytes.len(), "hex": hex(bytes)})),
                 Some(Incoming::Connected { ticket, peer }) => ("linked", json!({"ticket": ticket.0, "peer": peer.0})),
-                Some(Incoming::ConnectFailed { ticket, kind }) => ("link_failed", json!({"ticket": ticket.0, "kind": kind.name()})),
+                Some(Incoming::ConnectFailed { ticket, kind }) => {
+                    ("link_failed", json!({"ticket": ticket.0, "kind": kind.name()}))
+                }
                 Some(Incoming::PeerLost { peer }) => ("link_lost", json!({"peer": peer.0})),
                 Some(_) => continue,
             };

@@ -101,6 +101,14 @@ impl State {
         }
     }
 
+    /// Time goes on, and what arrives by it wakes who waits for it.
+    pub(super) fn advance_to(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+        for endpoint in self.endpoints.values_mut().filter(|endpoint| endpoint.has_mail(now)) {
+            endpoint.wake();
+        }
+    }
+
     pub(super) fn number(&mut self) -> u64 {
         self.numbers += 1;
         self.numbers
@@ -135,12 +143,16 @@ impl State {
     }
 
     pub(super) fn cancel(&mut self, id: EndpointId, ticket: Ticket) {
-        if let Some(endpoint) = self.endpoints.get_mut(&id) {
-            endpoint.attempts.retain(|(open, _)| *open != ticket);
-            endpoint.arrived.retain(|arrived| match arrived {
-                Arrived::Connected { ticket: done, .. } | Arrived::ConnectFailed { ticket: done } => *done != ticket,
-                _ => true,
-            });
+        let Some(Endpoint { attempts, arrived, connections, .. }) = self.endpoints.get_mut(&id) else { return };
+        attempts.retain(|(open, _)| *open != ticket);
+        let done = arrived.iter().position(|arrived| match arrived {
+            Arrived::Connected { ticket: done, .. } | Arrived::ConnectFailed { ticket: done } => *done == ticket,
+            _ => false,
+        });
+        // Nobody will ever be told of this peer, so it must not be one.
+        if let Some(Arrived::Connected { peer, .. }) = done.and_then(|at| arrived.remove(at)) {
+            connections.remove(&peer);
+            arrived.retain(|arrived| !matches!(arrived, Arrived::PeerLost { peer: lost } if *lost == peer));
         }
     }
 
@@ -201,15 +213,18 @@ impl State {
             let at = (self.now.saturating_add(fault.delay), self.number());
             let swap = fault.reorder && self.generator.draw().is_multiple_of(2);
             let last = self.lane(link).last.replace(at);
+            let now = self.now;
             let Some(endpoint) = self.endpoints.get_mut(&link.to) else { return };
             endpoint.under_way.insert(at, sent.clone());
-            if let Some(last) = last.filter(|_| swap)
+            if let Some(last) = last.filter(|last| swap && endpoint.under_way.contains_key(last))
                 && let (Some(earlier), Some(later)) = (endpoint.under_way.remove(&last), endpoint.under_way.remove(&at))
             {
                 endpoint.under_way.insert(last, later);
                 endpoint.under_way.insert(at, earlier);
             }
-            endpoint.wake();
+            if endpoint.has_mail(now) {
+                endpoint.wake();
+            }
         }
     }
 
@@ -274,9 +289,7 @@ impl State {
     }
 
     pub(super) fn has_mail(&self, id: EndpointId) -> bool {
-        self.endpoints.get(&id).is_some_and(|endpoint| {
-            !endpoint.arrived.is_empty() || endpoint.under_way.first_key_value().is_some_and(|((at, _), _)| *at <= self.now)
-        })
+        self.endpoints.get(&id).is_some_and(|endpoint| endpoint.has_mail(self.now))
     }
 
     fn lane(&mut self, link: Link) -> &mut Lane {
@@ -285,6 +298,10 @@ impl State {
 }
 
 impl Endpoint {
+    fn has_mail(&self, now: Instant) -> bool {
+        !self.arrived.is_empty() || self.under_way.first_key_value().is_some_and(|((at, _), _)| *at <= now)
+    }
+
     fn arrive(&mut self, arrived: Arrived) {
         self.arrived.push_back(arrived);
         self.wake();

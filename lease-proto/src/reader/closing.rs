@@ -90,9 +90,6 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let reachable = peer.reachable(wire);
         let key = leg.peer;
         let (token, reader, read, request) = (leg.token, leg.reader, closing.read, leg.request);
-        if reachable.is_none() {
-            peer.token = token; // the next hello must name one that is live
-        }
         let transmit = reachable.and_then(|(to, session)| {
             let length = match wire {
                 Wire::Native => {

@@ -9,7 +9,10 @@ use crate::{
     id::{ClockId, Seq},
     table::Slots,
     time::Instant,
-    wire::native::{self, Body, TimeReply},
+    wire::{
+        Wire,
+        native::{self, Body, TimeReply},
+    },
 };
 
 /// What is known of one holder's clock, and the question that is open.
@@ -56,7 +59,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     pub(super) fn time_question(&mut self, cx: &mut Context<'_>, key: u32, out: &mut [u8]) -> Option<Transmit> {
         let peer = self.peers.get_mut(key)?;
         peer.watch.due = false;
-        let (to, session) = peer.reachable(crate::wire::Wire::Native).filter(|_| self.terms.wire() == crate::wire::Wire::Native)?;
+        let (to, session) = peer.reachable(Wire::Native).filter(|_| self.terms.wire() == Wire::Native)?;
         let seq = peer.next_seq();
         let length = native::encode(session, seq, &Body::Time, out).ok()?;
         peer.watch.asked = Some((seq, cx.now));
@@ -69,8 +72,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             add(&mut cx.counters.answers_discarded);
             return;
         };
-        let sample =
-            Sample { clock: watch.clock, sent, peer_received: reply.received, peer_sent: reply.sent, received: cx.now };
+        let sample = Sample { clock: watch.clock, sent, peer_received: reply.received, peer_sent: reply.sent, received: cx.now };
         match watch.window.add(sample, cx.now) {
             Added::Kept | Added::NewClock => {}
             Added::NegativeRoundTrip | Added::Voided => add(&mut cx.counters.offsets_void),

@@ -11,7 +11,7 @@ use crate::{
     drive::{Sent, Transmit},
     event::{Context, Event, Lost, Refused},
     handshake::{Handshake, Step},
-    id::{EngineId, Incarnation, Seq, Session, Token},
+    id::{EngineId, Incarnation, Seq, Session},
     params::Parameters,
     table::{Entry, Slots},
     time::{Duration, Instant},
@@ -52,8 +52,7 @@ pub struct Peer<M> {
     pub(super) drift_ppm: u32,
     max_message: u32,
     seq: u64,
-    /// A token for the hello, and the leg whose token the last hello named: one that is not live must not keep others waiting.
-    pub(super) token: Token,
+    /// The leg whose token the last hello named.
     named: u32,
     /// Legs to renew, in the order of the renews, and how many legs there are in all.
     pub(super) head: u32,
@@ -164,9 +163,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let hash = self.hash_id(params.engine).wrapping_add(u64::from(rank));
         let same = |peer: &Peer<M>| peer.engine == engine && peer.rank == rank && peer.incarnation == params.incarnation;
         if let Some(index) = self.peers.find(BY_ENGINE, hash, same) {
-            let peer = self.peers.get_mut(index).filter(|peer| !peer.over).ok_or(Refused::Unknown)?;
-            peer.token = params.token;
-            return Ok(index);
+            return self.peers.get(index).filter(|peer| !peer.over).map(|_| index).ok_or(Refused::Unknown);
         }
         self.born = self.born.saturating_add(1);
         let peer = Peer {
@@ -184,7 +181,6 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             drift_ppm: params.drift_ppm,
             max_message: u32::MAX,
             seq: 0,
-            token: params.token,
             named: NIL,
             head: NIL,
             tail: NIL,
@@ -358,10 +354,11 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             max_message: self.identity.max_message,
             capabilities: 0,
         };
-        // After the last of those to renew comes the one that was tracked last: it may be closing already.
-        let named = self.legs.get(peer.named).filter(|leg| leg.peer == key).and_then(|leg| leg.links);
-        peer.named = named.map_or(peer.head, |links| links.1);
-        let token = self.legs.get(peer.named).map_or(peer.token, |leg| leg.token);
+        // Each of its legs in turn, also one that is closing: a token that is not live must not keep the others waiting.
+        let of_peer = |index: &u32| self.legs.get(*index).is_some_and(|leg| leg.peer == key);
+        let after = self.legs.indexes().filter(|index| *index > peer.named).find(of_peer);
+        peer.named = after.or_else(|| self.legs.indexes().find(of_peer))?;
+        let token = self.legs.get(peer.named)?.token;
         let hello = Hello { lowest: native::VERSION, highest: native::VERSION, token, party, metadata: self.metadata.as_ref() };
         let length = native::encode(Session(0), peer.next_seq(), &Body::Hello(hello), out).ok()?;
         Some(Transmit { to, length, key, sent: Sent::Greeting })

@@ -50,7 +50,10 @@ fn a_process_that_is_told_an_old_time_breaks_law_2() {
 
 #[test]
 fn a_holder_that_promises_more_than_it_keeps_breaks_law_1() {
-    let script = Script { nature: Nature { boasts: true, ..Nature::default() }, ..world(&[(0, grant()), (0, track()), (900 * MS, grant())]) };
+    let script = Script {
+        nature: Nature { boasts: true, ..Nature::default() },
+        ..world(&[(0, grant()), (0, track()), (900 * MS, grant())])
+    };
     breaks(judge_with(&script, Harness::Honest).map(|_| ()), "law 1");
 }
 
@@ -100,7 +103,11 @@ fn freed(trace: &[Entry], why: Freed) -> usize {
 }
 
 fn last_renewal(trace: &mut [Entry]) -> &mut u64 {
-    trace.iter_mut().rev().find_map(|entry| if let What::Renewed { expires, .. } = &mut entry.what { Some(expires) } else { None }).unwrap()
+    trace
+        .iter_mut()
+        .rev()
+        .find_map(|entry| if let What::Renewed { expires, .. } = &mut entry.what { Some(expires) } else { None })
+        .unwrap()
 }
 
 #[test]
@@ -132,7 +139,9 @@ fn a_lease_that_is_renewed_for_too_long_breaks_law_2() {
 #[test]
 fn a_renewal_that_shortens_breaks_law_3() {
     doctored("law 3", |trace| {
-        let first = trace.iter_mut().find_map(|entry| if let What::Renewed { expires, .. } = &mut entry.what { Some(expires) } else { None });
+        let first = trace
+            .iter_mut()
+            .find_map(|entry| if let What::Renewed { expires, .. } = &mut entry.what { Some(expires) } else { None });
         *first.unwrap() -= 500 * MS;
     });
 }

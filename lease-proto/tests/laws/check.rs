@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lease_proto::{event::Verdict, reader::Handle, wire::Wire};
+use lease_proto::{reader::Handle, wire::Wire};
 
 use super::{
     ledger::holder_keeps_the_laws,
@@ -141,7 +141,8 @@ fn readers_tell_each_thing_once(world: &World, trace: &[Entry]) -> Judged {
 /// What an engine acts on: when, on which process, what. Without instants, which belong to some clock.
 pub fn outcome(world: &World) -> Vec<(u64, usize, String)> {
     // Not by handle: which slot is free depends on the order within an instant.
-    let track = |life: usize, handle: &Handle| world.tracks.iter().position(|track| (track.life, track.handle) == (life, *handle));
+    let track =
+        |life: usize, handle: &Handle| world.tracks.iter().position(|track| (track.life, track.handle) == (life, *handle));
     let told = |life: usize, what: &What| match what {
         What::Freed { token, why, .. } => Some(format!("{token:?} {why:?}")),
         What::Lost(handle, why) => Some(format!("{:?} lost {why:?}", track(life, handle))),
@@ -155,7 +156,8 @@ pub fn outcome(world: &World) -> Vec<(u64, usize, String)> {
         _ => None,
     };
     let entries = world.trace.entries();
-    let mut all: Vec<_> = entries.iter().filter_map(|entry| Some((entry.at, entry.life, told(entry.life, &entry.what)?))).collect();
+    let mut all: Vec<_> =
+        entries.iter().filter_map(|entry| Some((entry.at, entry.life, told(entry.life, &entry.what)?))).collect();
     all.sort(); // what happens in one instant has no order
     all
 }
@@ -207,20 +209,21 @@ fn same(law: &str, right: &[(u64, usize, String)], got: &[(u64, usize, String)])
 }
 
 /// How often each thing happened, so that no property holds for want of it.
-pub fn tally(world: &World, into: &mut BTreeMap<String, u32>) {
+pub fn tally(world: &World, into: &mut BTreeMap<String, u64>) {
     for Entry { what, .. } in world.trace.entries() {
         let name = match what {
             What::Freed { why, .. } => format!("freed {}", why.name()),
             What::Lost(_, why) => format!("lost {}", why.name()),
-            What::ReadDone(_, verdict) => verdict_name(verdict),
-            What::Unproven(_) => "unproven".into(),
-            What::Drained => "drained".into(),
+            What::ReadDone(_, verdict) => format!("read {}", verdict.name()),
             _ => continue,
         };
         *into.entry(name).or_default() += 1;
     }
-}
-
-fn verdict_name(verdict: Verdict) -> String {
-    format!("read {}", [verdict.word(), verdict.proof().unwrap_or_default()].join(" ").trim())
+    for life in &world.lives {
+        life.counters.each(|name, kind, count| {
+            if kind.is_none() && count > 0 {
+                *into.entry(format!("counted {name}")).or_default() += count;
+            }
+        });
+    }
 }

@@ -59,7 +59,9 @@ pub fn read_at_the_edge(holder: Clock, reader: Clock, flight: u64, beats_for: u6
     });
     let in_time = reader.read(end) < proof;
     match verdict {
-        Some(verdict) if verdict.is_valid() != in_time => Err(format!("{verdict:?} at {}, proven until {proof}", reader.read(end))),
+        Some(verdict) if verdict.is_valid() != in_time => {
+            Err(format!("{verdict:?} at {}, proven until {proof}", reader.read(end)))
+        }
         None if begun => Err("no verdict".into()),
         verdict => Ok(verdict.map(Verdict::is_valid)),
     }
@@ -97,14 +99,18 @@ pub fn what_is_beaten_for_is_held(script: &Script) -> Judged {
         let granted = |what: &What| matches!(what, What::Granted { token, .. } if *token == lease.token);
         let Some(granted) = trace.iter().find(|entry| granted(&entry.what)) else { continue };
         // By one reader, and soon enough to shake hands.
-        let one = tracks.iter().all(|track| world.lives[track.life].identity.incarnation == world.lives[tracks[0].life].identity.incarnation);
+        let one = tracks
+            .iter()
+            .all(|track| world.lives[track.life].identity.incarnation == world.lives[tracks[0].life].identity.incarnation);
         let ranks = tracks.first().map(|track| usize::from(world.lives[track.life].identity.ranks));
         if !one || ranks != Some(tracks.len()) || tracks.iter().any(|track| track.began > granted.at + 1_500 * MS) {
             continue;
         }
         let lost = |life: usize, what: &What| match what {
             What::Freed { token, why, .. } => *token == lease.token && *why == Freed::Expired,
-            What::Lost(handle, _) | What::Unproven(handle) => tracks.iter().any(|track| (track.life, track.handle) == (life, *handle)),
+            What::Lost(handle, _) | What::Unproven(handle) => {
+                tracks.iter().any(|track| (track.life, track.handle) == (life, *handle))
+            }
             What::ReadDone(handle, Verdict::Expired | Verdict::Unverified) => {
                 tracks.iter().any(|track| (track.life, track.handle) == (life, *handle))
             }

@@ -66,7 +66,9 @@ pub enum What {
     },
     Withdrawn(Token),
     /// The engine drains; what is not promised is free by then.
-    Drains { by: u64 },
+    Drains {
+        by: u64,
+    },
     /// The engine's read of this track is over, at this very moment.
     ReadEnded(usize),
     Died,

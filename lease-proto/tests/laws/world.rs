@@ -85,7 +85,7 @@ pub struct Tracked {
 }
 
 enum Later {
-    Grant { life: usize, request: RequestId, token: Token, consumers: Option<u16>, ttl: Option<Duration> },
+    Grant { life: usize, id: u8, token: Token, consumers: Option<u16>, ttl: Option<Duration> },
     EndRead { track: usize, how: How },
     Heal(Link),
 }
@@ -147,7 +147,7 @@ impl World {
         self.fabric.now().as_nanos()
     }
 
-    /// Judged at the end, unless something else was wrong before.
+    /// The first of all wrongs is the one that is told.
     fn wrong(&mut self, what: String) {
         let now = self.now();
         self.wrong.get_or_insert(format!("at {now}: {what}"));

@@ -6,11 +6,31 @@ use super::{Bench, Case, Command, Trouble, ensure, expired, fail, grant, read, r
 use crate::{certify::lab::Signal, engine::Outcome};
 
 pub(super) const CASES: &[Case] = &[
-    Case { id: "fault/native/reader-killed", requires: "the blocks of a dead reader are freed when its last promise runs out", run: |b| killed(b, Native) },
-    Case { id: "fault/vllm/reader-killed", requires: "the blocks of a dead reader are freed when its last promise runs out", run: |b| killed(b, Vllm) },
-    Case { id: "fault/native/reader-stopped", requires: "a reader that stood still too long loses its lease and calls no read valid", run: |b| stopped(b, Native) },
-    Case { id: "fault/vllm/reader-stopped", requires: "a reader that stood still too long loses its lease and calls no read valid", run: |b| stopped(b, Vllm) },
-    Case { id: "fault/native/holder-restarted", requires: "leases of a dead holder are lost, and those of its next life are kept", run: |b| restarted(b, Native) },
+    Case {
+        id: "fault/native/reader-killed",
+        requires: "the blocks of a dead reader are freed when its last promise runs out",
+        run: |b| killed(b, Native),
+    },
+    Case {
+        id: "fault/vllm/reader-killed",
+        requires: "the blocks of a dead reader are freed when its last promise runs out",
+        run: |b| killed(b, Vllm),
+    },
+    Case {
+        id: "fault/native/reader-stopped",
+        requires: "a reader that stood still too long loses its lease and calls no read valid",
+        run: |b| stopped(b, Native),
+    },
+    Case {
+        id: "fault/vllm/reader-stopped",
+        requires: "a reader that stood still too long loses its lease and calls no read valid",
+        run: |b| stopped(b, Vllm),
+    },
+    Case {
+        id: "fault/native/holder-restarted",
+        requires: "leases of a dead holder are lost, and those of its next life are kept",
+        run: |b| restarted(b, Native),
+    },
     Case { id: "fault/vllm/holder-restarted", requires: "leases of a holder's next life are kept", run: |b| restarted(b, Vllm) },
 ];
 
@@ -52,7 +72,9 @@ fn restarted(bench: &mut Bench, wire: Wire) -> Result<(), Trouble> {
     bench.wait(successor, "renewed", |event| event["request"] == "b")?;
     if wire == Native {
         let lost = bench.wait(reader, "lost", |event| event["request"] == "a")?;
-        ensure(lost["why"] == "peer_restarted" || lost["why"] == "no_answer", || format!("expected it to be the restart: {lost}"))?;
+        ensure(lost["why"] == "peer_restarted" || lost["why"] == "no_answer", || {
+            format!("expected it to be the restart: {lost}")
+        })?;
         read(bench, reader, "b", "valid")?;
         let freed = bench.wait(successor, "freed", |event| event["request"] == "b")?;
         return ensure(freed["reason"] == "completed", || format!("expected completed: {freed}"));

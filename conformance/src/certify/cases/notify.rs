@@ -46,7 +46,9 @@ fn arrives(bench: &mut Bench, at: &Linked, filling: Filling, expected: &[u8]) ->
     let answer = bench.tell(at.from, Command::Notify { peer: at.peer, filling })?;
     ensure(answer["result"] == "ok", || format!("not accepted: {answer}"))?;
     let event = bench.wait(at.to, "received", |_| true)?;
-    ensure(event["hex"] == hex(expected), || format!("expected {} bytes as they were sent, got {}", expected.len(), event["length"]))
+    ensure(event["hex"] == hex(expected), || {
+        format!("expected {} bytes as they were sent, got {}", expected.len(), event["length"])
+    })
 }
 
 fn bytes(bench: &mut Bench) -> Result<(), Trouble> {

@@ -105,7 +105,7 @@ impl World {
     }
 
     fn expect(&mut self, engine: usize, id: u8) {
-        let request = RequestId::try_from(format!("r{id}").as_str()).unwrap();
+        let request = request(id);
         let Some(token) = self.mint(engine) else { return };
         self.remember(engine, request.clone(), token);
         for life in self.engines[engine].clone() {
@@ -127,19 +127,19 @@ impl World {
     }
 
     fn grant(&mut self, engine: usize, id: u8, consumers: Option<u16>, ttl: Option<Duration>, lag: u64) {
-        let request = RequestId::try_from(format!("r{id}").as_str()).unwrap();
+        let request = request(id);
         let Some(&first) = self.engines[engine].first() else { return };
         let announced = self.call(first, |holder, _, _| holder.announced(&request)).flatten();
         let Some(token) = announced.or_else(|| self.mint(engine)) else { return };
         if announced.is_none() {
-            self.remember(engine, request.clone(), token);
+            self.remember(engine, request, token);
         }
         if let Some(lease) = self.leases.iter_mut().find(|lease| lease.token == token) {
             lease.ttl = ttl;
         }
         for (rank, life) in (0..).zip(self.engines[engine].clone()) {
             let at = self.now() + rank * lag;
-            self.later(at, Later::Grant { life, request: request.clone(), token, consumers, ttl });
+            self.later(at, Later::Grant { life, id, token, consumers, ttl });
         }
         self.do_what_is_due();
     }
@@ -252,7 +252,8 @@ impl World {
     pub(super) fn do_what_is_due(&mut self) {
         while let Some((&key, _)) = self.later.first_key_value().filter(|((at, _), _)| *at <= self.now()) {
             match self.later.remove(&key).unwrap() {
-                Later::Grant { life, request, token, consumers, ttl } => {
+                Later::Grant { life, id, token, consumers, ttl } => {
+                    let request = request(id);
                     self.call(life, |holder, _, cx| holder.grant(cx, Grant { request: &request, token, consumers, ttl }).is_ok());
                 }
                 Later::EndRead { track, how } if self.lives[self.tracks[track].life].node.is_some() => self.end_read(track, how),
@@ -261,4 +262,8 @@ impl World {
             }
         }
     }
+}
+
+fn request(id: u8) -> RequestId {
+    RequestId::try_from(format!("r{id}").as_str()).unwrap()
 }
