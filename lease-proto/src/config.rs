@@ -3,10 +3,15 @@
 //! [`Config`] is what was asked for; [`Terms`] is what holds, and can only be made by [`Config::validate`], which names the
 //! number to change where the terms cannot hold a lease.
 
+mod terms;
+
+pub use terms::{Terms, vllm_extension, vllm_interval};
+
 use crate::{
     time::{Duration, TimeError},
     wire::Wire,
 };
+use terms::native_interval;
 
 /// Shortest lease or extension. Below it the arithmetic of drift and jitter loses its meaning.
 pub const SHORTEST: Duration = Duration::from_millis(100);
@@ -16,11 +21,6 @@ pub const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
 pub const LONGEST_EXTENSION: Duration = Duration::from_secs(3600);
 /// Beats are never closer than this, whatever the terms.
 pub const SHORTEST_INTERVAL: Duration = Duration::from_millis(20);
-
-const PPM: u64 = 1_000_000;
-const SECOND: u64 = 1_000_000_000;
-/// Beats per extension.
-const BEATS: u64 = 5;
 
 /// The terms as asked for. `None` means: derived from the lease, as the field says.
 ///
@@ -186,173 +186,6 @@ impl Config {
     }
 }
 
-/// Terms that hold.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Terms {
-    config: Config,
-    wire: Wire,
-    extension: Duration,
-    interval: Duration,
-    path_budget: Duration,
-    longest_stall: Duration,
-    poll: Duration,
-}
-
-impl Terms {
-    /// The wire they were made for.
-    pub fn wire(&self) -> Wire {
-        self.wire
-    }
-
-    /// First time to live of a grant.
-    pub fn lease(&self) -> Duration {
-        self.config.lease
-    }
-
-    /// By how much a renewal extends.
-    pub fn extension(&self) -> Duration {
-        self.extension
-    }
-
-    /// Time between two beats to one peer, before jitter: native `(extension - 2r * extension - path budget) / 5`, vLLM `L // 6`.
-    pub fn interval(&self) -> Duration {
-        self.interval
-    }
-
-    /// Time between two beats to a holder that extends by `extension`. On vLLM's wire the reader's own terms decide.
-    pub fn interval_for(&self, extension: Duration) -> Duration {
-        match self.wire {
-            Wire::Native if extension == self.extension => self.interval,
-            Wire::Native => native_interval(extension, self.config.drift_ppm, self.path_budget.min(extension.scale(1, 40))),
-            Wire::Vllm => self.interval,
-        }
-    }
-
-    /// Time to live of blocks that a decode instance holds.
-    pub fn decoder_ttl(&self) -> Duration {
-        self.config.decoder_ttl
-    }
-
-    /// Drift bound of a clock in parts per million.
-    pub fn drift_ppm(&self) -> u32 {
-        self.config.drift_ppm
-    }
-
-    /// Longest way of a message there and back.
-    pub fn path_budget(&self) -> Duration {
-        self.path_budget
-    }
-
-    /// Longest time between two polls of the holder.
-    pub fn poll(&self) -> Duration {
-        self.poll
-    }
-
-    /// Longest time that the reader sends nothing.
-    pub fn longest_stall(&self) -> Duration {
-        self.longest_stall
-    }
-
-    /// A lease without an answer for so long is given up by its reader.
-    pub fn lost_after(&self) -> Duration {
-        self.config.lost_after.unwrap_or(self.extension.saturating_mul(2))
-    }
-
-    /// Latest time for a verdict after the end of its read.
-    pub fn verdict_timeout(&self) -> Duration {
-        self.config.verdict_timeout.unwrap_or(self.extension)
-    }
-
-    /// Longest draining of the queue before expiry after a stall.
-    pub fn drain_grace(&self) -> Duration {
-        self.config.drain_grace.unwrap_or(self.extension.scale(1, 20))
-    }
-
-    /// When a connection attempt is given up.
-    pub fn connect_deadline(&self) -> Duration {
-        self.config.connect_deadline.unwrap_or(self.extension.scale(1, 2))
-    }
-
-    /// How long the end of a lease is remembered.
-    pub fn tombstone_ttl(&self) -> Duration {
-        let longest = self.config.lease.max(self.extension).max(self.config.decoder_ttl);
-        self.config.tombstone_ttl.unwrap_or(longest.saturating_mul(2))
-    }
-
-    /// When a silent peer is forgotten.
-    pub fn engine_ttl(&self) -> Duration {
-        self.config.engine_ttl
-    }
-
-    /// Unanswered renews per peer beyond which beats slow down.
-    pub fn max_unanswered(&self) -> u32 {
-        self.config.max_unanswered
-    }
-
-    /// Whether blocks are kept past their expiry until answered for.
-    pub fn hold_until_ack(&self) -> bool {
-        self.config.hold_until_ack
-    }
-
-    /// Whether only the holder's answer proves a read.
-    pub fn proof_by_completion(&self) -> bool {
-        self.config.proof_by_completion
-    }
-
-    /// What an operator of vLLM's arithmetic should know: why these terms cannot hold a lease through the losses and the stall
-    /// that were asked for. Always `None` on the native wire, where that is an error.
-    pub fn warning(&self) -> Option<TermsError> {
-        self.holds(self.extension, self.interval).err()
-    }
-
-    /// Whether a reader that beats by these terms keeps a lease of a holder that extends by `extension`; for two sides that
-    /// negotiate nothing (vLLM's wire: a P of 10 s and a D of 60 s).
-    ///
-    /// # Errors
-    /// As [`Config::validate`].
-    pub fn holds_with(&self, extension: Duration) -> Result<(), TermsError> {
-        self.holds(extension, self.interval_for(extension))
-    }
-
-    /// extension >= (losses + 1) * interval + longest stall + path budget + the holder's poll.
-    fn holds(&self, extension: Duration, interval: Duration) -> Result<(), TermsError> {
-        let beats = u64::from(self.config.losses).saturating_add(1);
-        let others = self.longest_stall.saturating_add(self.path_budget).saturating_add(self.poll);
-        let needed = interval.saturating_mul(beats).saturating_add(others);
-        if !interval.is_zero() && needed <= extension {
-            return Ok(());
-        }
-        // With interval = (extension - path) / 5 solved for the extension; drift only makes the interval shorter.
-        let spare = BEATS.saturating_sub(beats).max(1);
-        let quiet = self.longest_stall.saturating_add(self.poll);
-        Err(TermsError::CannotHold {
-            extension,
-            needed,
-            raise_to: self.path_budget.saturating_add(quiet.scale(BEATS, spare)).saturating_add(Duration::from_nanos(BEATS)),
-            stall: extension.saturating_sub(self.path_budget).scale(spare, BEATS).saturating_sub(self.poll),
-        })
-    }
-}
-
-fn native_interval(extension: Duration, drift_ppm: u32, path_budget: Duration) -> Duration {
-    let drift = extension.scale(u64::from(drift_ppm).saturating_mul(2), PPM);
-    extension
-        .saturating_sub(drift)
-        .saturating_sub(path_budget)
-        .scale(1, BEATS)
-        .max(SHORTEST_INTERVAL.min(extension.scale(1, BEATS)))
-}
-
-/// vLLM's `L // 6`, in whole seconds. Zero below 6 s: a beat at every step.
-pub fn vllm_interval(lease: Duration) -> Duration {
-    Duration::from_secs(lease.scale(1, 6 * SECOND).as_nanos())
-}
-
-/// vLLM's `L * 2 // 3`, in whole seconds. Zero below 1.5 s: renewals extend nothing.
-pub fn vllm_extension(lease: Duration) -> Duration {
-    Duration::from_secs(lease.scale(2, 3 * SECOND).as_nanos())
-}
-
 fn range(name: &'static str, got: Duration, least: Duration, most: Duration) -> Result<(), TermsError> {
     if got < least || got > most { Err(TermsError::OutOfRange { name, got, least, most }) } else { Ok(()) }
 }
@@ -438,109 +271,4 @@ pub enum TermsError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn secs(text: &str) -> Duration {
-        text.parse().unwrap()
-    }
-
-    #[test]
-    fn vllm_arithmetic_row_by_row() {
-        for (lease, interval, extension) in [
-            ("30", 5, 20),
-            ("60", 10, 40),
-            ("20", 3, 13),
-            ("10", 1, 6),
-            ("7", 1, 4),
-            ("6", 1, 4),
-            ("5", 0, 3),
-            ("3", 0, 2),
-            ("2", 0, 1),
-            ("1", 0, 0),
-            ("45.5", 7, 30),
-        ] {
-            assert_eq!(vllm_interval(secs(lease)), Duration::from_secs(interval), "{lease}");
-            assert_eq!(vllm_extension(secs(lease)), Duration::from_secs(extension), "{lease}");
-        }
-    }
-
-    #[test]
-    fn defaults_hold_on_both_wires() {
-        let native = Config::default().validate(Wire::Native).unwrap();
-        assert_eq!((native.extension(), native.interval()), (secs("20"), secs("3.896")));
-        let vllm = Config::default().validate(Wire::Vllm).unwrap();
-        assert_eq!((vllm.extension(), vllm.interval(), vllm.lost_after()), (secs("20"), secs("5"), secs("40")));
-    }
-
-    #[test]
-    fn every_lease_from_the_shortest_to_the_longest_holds_with_its_defaults() {
-        for lease in ["0.15", "1", "3", "6", "30", "600", "5400"] {
-            assert!(Config::with_lease(secs(lease)).validate(Wire::Native).is_ok(), "{lease}");
-        }
-    }
-
-    #[test]
-    fn leases_without_meaning_are_refused_by_name() {
-        for lease in ["0", "0.099999999", "86400.000000001"] {
-            let error = Config::with_lease(secs(lease)).validate(Wire::Native).unwrap_err();
-            assert!(matches!(error, TermsError::OutOfRange { name: "lease", .. }), "{lease}");
-        }
-        assert_eq!(Config::with_lease(secs("1")).validate(Wire::Vllm), Err(TermsError::RenewsNothing { lease: secs("1") }));
-        assert!(Config::with_lease(secs("4294967295")).validate(Wire::Vllm).is_err());
-        let long = Config { connect_deadline: Some(secs("20")), ..Config::default() }.validate(Wire::Native);
-        assert!(matches!(long, Err(TermsError::TooLong { name: "connect_deadline", .. })));
-    }
-
-    #[test]
-    fn what_it_says_to_change_is_enough() {
-        for losses in 0..=3 {
-            let config = Config { longest_stall: Some(secs("17.5")), losses, ..Config::default() };
-            let Err(TermsError::CannotHold { raise_to, stall, .. }) = config.validate(Wire::Native) else { continue };
-            let fixed = |config: Config| Config { path_budget: Some(secs("0.5")), poll: Some(secs("1")), ..config };
-            let raised = fixed(Config { extension: Some(raise_to), ..config.clone() });
-            assert!(raised.validate(Wire::Native).is_ok(), "{raised:?}");
-            let lowered = fixed(Config { longest_stall: Some(stall), ..config });
-            assert!(lowered.validate(Wire::Native).is_ok(), "{lowered:?}");
-        }
-    }
-
-    #[test]
-    fn vllm_terms_that_cannot_hold_warn_and_do_not_fail() {
-        let terms = Config { longest_stall: Some(secs("15")), ..Config::default() }.validate(Wire::Vllm).unwrap();
-        assert!(matches!(terms.warning(), Some(TermsError::CannotHold { .. })));
-        let reader = Config::with_lease(secs("60")).validate(Wire::Vllm).unwrap();
-        assert!(reader.holds_with(secs("6")).is_err(), "P of 10 s, D of 60 s");
-    }
-
-    #[test]
-    fn each_name_sets_its_own_term() {
-        let mut config = Config::default();
-        for (key, value) in [
-            ("lease", "60"),
-            ("extension", "40"),
-            ("decoder_ttl", "300"),
-            ("drift_ppm", "100"),
-            ("path_budget", "1"),
-            ("longest_stall", "2"),
-            ("poll", "0.5"),
-            ("losses", "1"),
-            ("lost_after", "80"),
-            ("verdict_timeout", "10"),
-            ("drain_grace", "1"),
-            ("connect_deadline", "4"),
-            ("tombstone_ttl", "600"),
-            ("engine_ttl", "60"),
-            ("max_unanswered", "4"),
-            ("hold_until_ack", "true"),
-            ("proof_by_completion", "true"),
-        ] {
-            let before = config.clone();
-            config.set(key, value).unwrap();
-            assert_ne!(config, before, "{key} has no effect");
-        }
-        for value in ["", "-1", "inf", "none", "null"] {
-            assert!(matches!(config.set("lease", value), Err(ConfigError::Time(_))), "{value}");
-        }
-    }
-}
+mod tests;

@@ -5,7 +5,9 @@
 //! accepted. A read is valid only with a proof, for every rank of the holder that it read from.
 
 mod answers;
+mod beats;
 mod closing;
+mod connection;
 mod leg;
 mod offset;
 mod peers;

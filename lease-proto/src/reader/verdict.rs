@@ -5,6 +5,7 @@ use super::{
     leg::{Phase, Status},
 };
 use crate::{
+    counters::add,
     event::{Context, Event, Lost, Verdict},
     table::Slots,
     time::Instant,
@@ -91,6 +92,22 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         self.tell(cx, index, |request, handle| Event::ReadDone { request, handle, verdict });
         // What failed will not be read: give it back at once.
         self.close_legs(cx, index, verdict != Verdict::Failed);
+    }
+
+    /// A leg's request has every leg confirmed, or not any more.
+    pub(super) fn review(&mut self, cx: &mut Context<'_>, request: u32) {
+        let confirmed = !self.any_leg(request, |leg| leg.status != Status::Confirmed);
+        let Some(entry) = self.requests.get_mut(request) else { return };
+        let told = core::mem::replace(&mut entry.confirmed, confirmed);
+        if told == confirmed || !matches!(entry.phase, Phase::Waiting | Phase::Reading { .. }) || entry.lost {
+            return;
+        }
+        if confirmed {
+            self.tell(cx, request, |request, handle| Event::Confirmed { request, handle });
+        } else {
+            add(&mut cx.counters.unproven);
+            self.tell(cx, request, |request, handle| Event::Unproven { request, handle });
+        }
     }
 }
 

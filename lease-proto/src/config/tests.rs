@@ -1,0 +1,106 @@
+//! Terms: vLLM's arithmetic row by row, what is refused, and that what an error tells to change is enough.
+
+use super::*;
+
+fn secs(text: &str) -> Duration {
+    text.parse().unwrap()
+}
+
+#[test]
+fn vllm_arithmetic_row_by_row() {
+    for (lease, interval, extension) in [
+        ("30", 5, 20),
+        ("60", 10, 40),
+        ("20", 3, 13),
+        ("10", 1, 6),
+        ("7", 1, 4),
+        ("6", 1, 4),
+        ("5", 0, 3),
+        ("3", 0, 2),
+        ("2", 0, 1),
+        ("1", 0, 0),
+        ("45.5", 7, 30),
+    ] {
+        assert_eq!(vllm_interval(secs(lease)), Duration::from_secs(interval), "{lease}");
+        assert_eq!(vllm_extension(secs(lease)), Duration::from_secs(extension), "{lease}");
+    }
+}
+
+#[test]
+fn defaults_hold_on_both_wires() {
+    let native = Config::default().validate(Wire::Native).unwrap();
+    assert_eq!((native.extension(), native.interval()), (secs("20"), secs("3.896")));
+    let vllm = Config::default().validate(Wire::Vllm).unwrap();
+    assert_eq!((vllm.extension(), vllm.interval(), vllm.lost_after()), (secs("20"), secs("5"), secs("40")));
+}
+
+#[test]
+fn every_lease_from_the_shortest_to_the_longest_holds_with_its_defaults() {
+    for lease in ["0.15", "1", "3", "6", "30", "600", "5400"] {
+        assert!(Config::with_lease(secs(lease)).validate(Wire::Native).is_ok(), "{lease}");
+    }
+}
+
+#[test]
+fn leases_without_meaning_are_refused_by_name() {
+    for lease in ["0", "0.099999999", "86400.000000001"] {
+        let error = Config::with_lease(secs(lease)).validate(Wire::Native).unwrap_err();
+        assert!(matches!(error, TermsError::OutOfRange { name: "lease", .. }), "{lease}");
+    }
+    assert_eq!(Config::with_lease(secs("1")).validate(Wire::Vllm), Err(TermsError::RenewsNothing { lease: secs("1") }));
+    assert!(Config::with_lease(secs("4294967295")).validate(Wire::Vllm).is_err());
+    let long = Config { connect_deadline: Some(secs("20")), ..Config::default() }.validate(Wire::Native);
+    assert!(matches!(long, Err(TermsError::TooLong { name: "connect_deadline", .. })));
+}
+
+#[test]
+fn what_it_says_to_change_is_enough() {
+    for losses in 0..=3 {
+        let config = Config { longest_stall: Some(secs("17.5")), losses, ..Config::default() };
+        let Err(TermsError::CannotHold { raise_to, stall, .. }) = config.validate(Wire::Native) else { continue };
+        let fixed = |config: Config| Config { path_budget: Some(secs("0.5")), poll: Some(secs("1")), ..config };
+        let raised = fixed(Config { extension: Some(raise_to), ..config.clone() });
+        assert!(raised.validate(Wire::Native).is_ok(), "{raised:?}");
+        let lowered = fixed(Config { longest_stall: Some(stall), ..config });
+        assert!(lowered.validate(Wire::Native).is_ok(), "{lowered:?}");
+    }
+}
+
+#[test]
+fn vllm_terms_that_cannot_hold_warn_and_do_not_fail() {
+    let terms = Config { longest_stall: Some(secs("15")), ..Config::default() }.validate(Wire::Vllm).unwrap();
+    assert!(matches!(terms.warning(), Some(TermsError::CannotHold { .. })));
+    let reader = Config::with_lease(secs("60")).validate(Wire::Vllm).unwrap();
+    assert!(reader.holds_with(secs("6")).is_err(), "P of 10 s, D of 60 s");
+}
+
+#[test]
+fn each_name_sets_its_own_term() {
+    let mut config = Config::default();
+    for (key, value) in [
+        ("lease", "60"),
+        ("extension", "40"),
+        ("decoder_ttl", "300"),
+        ("drift_ppm", "100"),
+        ("path_budget", "1"),
+        ("longest_stall", "2"),
+        ("poll", "0.5"),
+        ("losses", "1"),
+        ("lost_after", "80"),
+        ("verdict_timeout", "10"),
+        ("drain_grace", "1"),
+        ("connect_deadline", "4"),
+        ("tombstone_ttl", "600"),
+        ("engine_ttl", "60"),
+        ("max_unanswered", "4"),
+        ("hold_until_ack", "true"),
+        ("proof_by_completion", "true"),
+    ] {
+        let before = config.clone();
+        config.set(key, value).unwrap();
+        assert_ne!(config, before, "{key} has no effect");
+    }
+    for value in ["", "-1", "inf", "none", "null"] {
+        assert!(matches!(config.set("lease", value), Err(ConfigError::Time(_))), "{value}");
+    }
+}
