@@ -41,8 +41,8 @@ pub struct Config {
     pub longest_stall: Option<Duration>,
     /// Longest time between two polls of the holder: a twentieth of the extension.
     pub poll: Option<Duration>,
-    /// How many beats in a row may be lost, 2. Up to 3.
-    pub losses: u32,
+    /// How many beats in a row may be lost: 2, on vLLM's wire 1, which is what its 5 s in 20 s allow. Up to 3.
+    pub losses: Option<u32>,
     /// A reader gives a lease up after so long without an answer: two extensions.
     pub lost_after: Option<Duration>,
     /// A verdict that waits for the holder's answer comes at the latest after: one extension.
@@ -73,7 +73,7 @@ impl Default for Config {
             path_budget: None,
             longest_stall: None,
             poll: None,
-            losses: 2,
+            losses: None,
             lost_after: None,
             verdict_timeout: None,
             drain_grace: None,
@@ -117,7 +117,7 @@ impl Config {
             "path_budget" => self.path_budget = Some(time()?),
             "longest_stall" => self.longest_stall = Some(time()?),
             "poll" => self.poll = Some(time()?),
-            "losses" => self.losses = number()?,
+            "losses" => self.losses = Some(number()?),
             "lost_after" => self.lost_after = Some(time()?),
             "verdict_timeout" => self.verdict_timeout = Some(time()?),
             "drain_grace" => self.drain_grace = Some(time()?),
@@ -141,7 +141,7 @@ impl Config {
         range("lease", self.lease, SHORTEST, LONGEST_LEASE)?;
         range("decoder_ttl", self.decoder_ttl, SHORTEST, LONGEST_LEASE)?;
         count("drift_ppm", self.drift_ppm, 0, 10_000)?;
-        count("losses", self.losses, 0, 3)?;
+        count("losses", self.losses.unwrap_or(0), 0, 3)?;
         count("max_unanswered", self.max_unanswered, 1, 16)?;
         let extension = match (wire, self.extension) {
             (_, Some(extension)) => extension,
@@ -253,6 +253,21 @@ pub enum TermsError {
     RenewsNothing {
         /// The lease.
         lease: Duration,
+    },
+    /// vLLM's arithmetic gives an extension that is shorter than the losses and the stall that it should survive.
+    #[error(
+        "kv_lease_duration gives an extension of {extension} s, {needed} s are needed: raise kv_lease_duration to at least \
+         {raise_to} s, or lower longest_stall to at most {stall} s"
+    )]
+    CannotHoldVllm {
+        /// What there is.
+        extension: Duration,
+        /// What the losses, the stall, the path and the poll add up to.
+        needed: Duration,
+        /// A lease that would do.
+        raise_to: Duration,
+        /// A stall that would do.
+        stall: Duration,
     },
     /// The extension is shorter than the losses and the stall that it should survive.
     #[error(

@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use lease_proto::{time::Duration, wire::Wire};
+use lease_proto::{
+    time::{Duration, Instant},
+    wire::Wire,
+};
 use serde_json::Value;
 
 use crate::engine::Command;
@@ -113,13 +116,18 @@ impl Bench {
 
     /// The first event of this name, now or later, for which `is` holds; those before it are remembered.
     pub(super) fn wait(&mut self, node: NodeId, event: &str, is: impl Fn(&Value) -> bool) -> Result<Value, Trouble> {
+        let mut since = None;
         loop {
-            let Some(next) = self.next(node, PATIENCE)? else {
-                let last = self.seen.get(&node).and_then(|seen| seen.last()).map_or("nothing".to_owned(), Value::to_string);
+            let next = self.next(node, PATIENCE)?;
+            if let Some(next) = next.as_ref().filter(|next| next["event"] == event && is(next)) {
+                return Ok(next.clone());
+            }
+            // A node that tells other things for ever is no better than one that tells nothing.
+            let at = next.as_ref().and_then(|next| next["at"].as_str()?.parse::<Instant>().ok());
+            let since = *since.get_or_insert(at.unwrap_or_default());
+            if next.is_none() || at.is_some_and(|at| at.saturating_since(since) > PATIENCE) {
+                let last = self.all(node).last().map_or("nothing".to_owned(), Value::to_string);
                 return Err(Trouble::Failed(format!("expected {event}, and it did not come; the last was {}", shortened(&last))));
-            };
-            if next["event"] == event && is(&next) {
-                return Ok(next);
             }
         }
     }

@@ -17,7 +17,7 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process under test.
-pub struct Run {
+pub(crate) struct Run {
     child: Child,
     said: Vec<Value>,
     lines: Receiver<String>,
@@ -27,21 +27,21 @@ pub struct Run {
 
 /// How it ended.
 #[derive(Debug)]
-pub struct End {
-    pub code: Option<i32>,
+pub(crate) struct End {
+    pub(crate) code: Option<i32>,
     /// Every line of standard output, as JSON where it is that.
-    pub said: Vec<Value>,
-    pub stderr: String,
+    pub(crate) said: Vec<Value>,
+    pub(crate) stderr: String,
 }
 
-pub fn kvlease<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
+pub(crate) fn kvlease<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvlease"));
     command.args(args).env("RUST_BACKTRACE", "1").stdin(Stdio::null());
     command
 }
 
 impl Run {
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         let (stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         let (lines_in, lines) = channel();
@@ -59,16 +59,16 @@ impl Run {
         Self { child, said: Vec::new(), lines, complaints, threads }
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("it is there");
     }
 
     /// The next line, or nothing once it has closed its output.
-    pub fn line(&mut self) -> Option<Value> {
+    pub(crate) fn line(&mut self) -> Option<Value> {
         use std::sync::mpsc::RecvTimeoutError::{Disconnected, Timeout};
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => {
@@ -81,7 +81,7 @@ impl Run {
     }
 
     /// The next event of this name about this request.
-    pub fn event(&mut self, event: &str, request: &str) -> Value {
+    pub(crate) fn event(&mut self, event: &str, request: &str) -> Value {
         while let Some(line) = self.line() {
             if line["event"] == event && line["request"] == request {
                 return line;
@@ -91,7 +91,7 @@ impl Run {
     }
 
     /// The transfer parameters that a prefill instance prints before anything else, as lines of a file.
-    pub fn params(&mut self, count: usize) -> String {
+    pub(crate) fn params(&mut self, count: usize) -> String {
         (0..count)
             .map(|_| {
                 let line = self.line().unwrap_or_else(|| panic!("no parameters: {:?}", self.end_mut()));
@@ -102,7 +102,7 @@ impl Run {
     }
 
     /// Waits for its end.
-    pub fn end(mut self) -> End {
+    pub(crate) fn end(mut self) -> End {
         self.end_mut()
     }
 
@@ -125,7 +125,7 @@ impl Drop for Run {
 
 impl End {
     /// All events of this name.
-    pub fn events(&self, event: &str) -> Vec<&Value> {
+    pub(crate) fn events(&self, event: &str) -> Vec<&Value> {
         self.said.iter().filter(|line| line["event"] == event).collect()
     }
 }

@@ -1,6 +1,6 @@
 //! Terms that hold, and the arithmetic of both wires.
 
-use super::{Config, SHORTEST_INTERVAL, TermsError};
+use super::{Config, LONGEST_LEASE, SHORTEST_INTERVAL, TermsError};
 use crate::{time::Duration, wire::Wire};
 
 const PPM: u64 = 1_000_000;
@@ -138,11 +138,19 @@ impl Terms {
 
     /// extension >= (losses + 1) * interval + longest stall + path budget + the holder's poll.
     pub(super) fn holds(&self, extension: Duration, interval: Duration) -> Result<(), TermsError> {
-        let beats = u64::from(self.config.losses).saturating_add(1);
+        let losses = self.config.losses.unwrap_or(if self.wire == Wire::Native { 2 } else { 1 });
+        let beats = u64::from(losses).saturating_add(1);
         let others = self.longest_stall.saturating_add(self.path_budget).saturating_add(self.poll);
         let needed = interval.saturating_mul(beats).saturating_add(others);
         if !interval.is_zero() && needed <= extension {
             return Ok(());
+        }
+        if self.wire == Wire::Vllm {
+            let quiet = needed.saturating_sub(self.longest_stall);
+            let holds =
+                |lease: &Duration| vllm_interval(*lease).saturating_mul(beats).saturating_add(others) <= vllm_extension(*lease);
+            let raise_to = (1..=LONGEST_LEASE.as_nanos() / SECOND).map(Duration::from_secs).find(holds).unwrap_or(LONGEST_LEASE);
+            return Err(TermsError::CannotHoldVllm { extension, needed, raise_to, stall: extension.saturating_sub(quiet) });
         }
         // With interval = (extension - path) / 5 solved for the extension; drift only makes the interval shorter.
         let spare = BEATS.saturating_sub(beats).max(1);

@@ -42,6 +42,14 @@ fn every_lease_from_the_shortest_to_the_longest_holds_with_its_defaults() {
 }
 
 #[test]
+fn vllm_leases_hold_by_their_own_defaults() {
+    for lease in ["2", "3", "6", "7", "10", "20", "30", "45.5", "60", "3600"] {
+        let terms = Config::with_lease(secs(lease)).validate(Wire::Vllm).unwrap();
+        assert_eq!(terms.warning(), None, "{lease}");
+    }
+}
+
+#[test]
 fn leases_without_meaning_are_refused_by_name() {
     for lease in ["0", "0.099999999", "86400.000000001"] {
         let error = Config::with_lease(secs(lease)).validate(Wire::Native).unwrap_err();
@@ -55,7 +63,7 @@ fn leases_without_meaning_are_refused_by_name() {
 
 #[test]
 fn what_it_says_to_change_is_enough() {
-    for losses in 0..=3 {
+    for losses in (0..=3).map(Some) {
         let config = Config { longest_stall: Some(secs("17.5")), losses, ..Config::default() };
         let Err(TermsError::CannotHold { raise_to, stall, .. }) = config.validate(Wire::Native) else { continue };
         let fixed = |config: Config| Config { path_budget: Some(secs("0.5")), poll: Some(secs("1")), ..config };
@@ -69,7 +77,12 @@ fn what_it_says_to_change_is_enough() {
 #[test]
 fn vllm_terms_that_cannot_hold_warn_and_do_not_fail() {
     let terms = Config { longest_stall: Some(secs("15")), ..Config::default() }.validate(Wire::Vllm).unwrap();
-    assert!(matches!(terms.warning(), Some(TermsError::CannotHold { .. })));
+    let Some(TermsError::CannotHoldVllm { raise_to, stall, .. }) = terms.warning() else { panic!("no warning") };
+    let fixed = |config: Config| Config { path_budget: Some(secs("0.5")), poll: Some(secs("1")), ..config };
+    let raised = fixed(Config { longest_stall: Some(secs("15")), ..Config::with_lease(raise_to) }).validate(Wire::Vllm).unwrap();
+    assert_eq!(raised.warning(), None, "raised to {raise_to}");
+    let lowered = fixed(Config { longest_stall: Some(stall), ..Config::default() }).validate(Wire::Vllm).unwrap();
+    assert_eq!(lowered.warning(), None, "lowered to {stall}");
     let reader = Config::with_lease(secs("60")).validate(Wire::Vllm).unwrap();
     assert!(reader.holds_with(secs("6")).is_err(), "P of 10 s, D of 60 s");
 }

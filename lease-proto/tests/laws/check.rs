@@ -130,9 +130,23 @@ fn readers_tell_each_thing_once(world: &World, trace: &[Entry]) -> Judged {
         if count(2) == 1 && told.last() != Some(&2) {
             return Err(format!("track {index} was told of after it was resolved: {told:?}"));
         }
-        let read = trace.iter().any(|entry| entry.what == What::ReadEnded(index));
-        if read && world.lives[track.life].node.is_some() && count(1) == 0 {
-            return Err(format!("a read of track {index} has no verdict"));
+        verdict_comes_in_time(world, trace, index)?;
+    }
+    Ok(())
+}
+
+/// After the first poll at which the verdict's time is over there is one.
+fn verdict_comes_in_time(world: &World, trace: &[Entry], index: usize) -> Judged {
+    let Tracked { life, handle, .. } = world.tracks[index];
+    let Some(end) = trace.iter().position(|entry| entry.what == What::ReadEnded(index)) else { return Ok(()) };
+    let clock = world.lives[life].clock;
+    let late = clock.read(trace[end].at) + world.terms.verdict_timeout().as_nanos();
+    let over = |entry: &&Entry| matches!(entry.what, What::Turned { more: false, .. }) && clock.read(entry.at) >= late;
+    for entry in trace[end..].iter().filter(|entry| entry.life == life) {
+        match entry.what {
+            What::ReadDone(done, _) if done == handle => return Ok(()),
+            _ if over(&entry) => return Err(format!("a read of track {index} has no verdict at {}", entry.at)),
+            _ => {}
         }
     }
     Ok(())

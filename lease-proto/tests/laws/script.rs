@@ -159,7 +159,8 @@ pub fn scripts_of(wire: Wire, acts: impl Strategy<Value = Act>) -> impl Strategy
 /// Nothing but leases, reads and ends of them, on a fabric without faults, and slots enough for all.
 pub fn calm_scripts() -> impl Strategy<Value = Script> {
     let acts = prop_oneof![
-        4 => (0usize..4, 0u8..4).prop_map(|(engine, id)| Act::Grant { engine, id, consumers: None, ttl: None, lag: 0 }),
+        4 => (0usize..4, 0u8..4, prop_oneof![Just(0), 0u64..1_000 * MS])
+            .prop_map(|(engine, id, lag)| Act::Grant { engine, id, consumers: None, ttl: None, lag }),
         5 => (0usize..2, 0usize..4).prop_map(|(lease, engine)| Act::Track { lease, engine, both: false }),
         2 => (0usize..6, 0u64..4_000 * MS).prop_map(|(track, lasts)| Act::Read { track, lasts, how: How::OneSided }),
         1 => (0usize..6).prop_map(|track| Act::Finish { track }),
@@ -174,7 +175,7 @@ fn leases() -> impl Strategy<Value = Act> {
     prop_oneof![
         4 => (0usize..4, 0u8..4, consumers, ttl, lag)
             .prop_map(|(engine, id, consumers, ttl, lag)| Act::Grant { engine, id, consumers, ttl, lag }),
-        5 => (0usize..4, 0usize..4, prop::bool::weighted(0.1))
+        7 => (0usize..3, 0usize..4, prop::bool::weighted(0.1))
             .prop_map(|(lease, engine, both)| Act::Track { lease, engine, both }),
         1 => (0usize..12, 0usize..4).prop_map(|(lease, engine)| Act::Track { lease, engine, both: false }),
         1 => (0usize..4, 0u8..4).prop_map(|(engine, id)| Act::Expect { engine, id }),
@@ -183,7 +184,7 @@ fn leases() -> impl Strategy<Value = Act> {
 
 fn how() -> impl Strategy<Value = How> {
     prop_oneof![
-        6 => Just(How::OneSided),
+        12 => Just(How::OneSided),
         1 => Just(How::Served),
         1 => Just(How::Fenced),
         1 => Just(How::Failed),
@@ -194,7 +195,7 @@ fn how() -> impl Strategy<Value = How> {
 fn engine_acts() -> impl Strategy<Value = Act> {
     let lasts = prop_oneof![Just(0), 0u64..500 * MS, 0u64..8_000 * MS];
     prop_oneof![
-        6 => (0usize..6, lasts, how()).prop_map(|(track, lasts, how)| Act::Read { track, lasts, how }),
+        12 => (prop_oneof![0usize..2, 0usize..8], lasts, how()).prop_map(|(track, lasts, how)| Act::Read { track, lasts, how }),
         2 => (0usize..6).prop_map(|track| Act::Finish { track }),
         1 => (0usize..6, any::<bool>()).prop_map(|(lease, failed)| Act::Abort { lease, failed }),
     ]
@@ -204,8 +205,8 @@ fn acts() -> impl Strategy<Value = Act> {
     let lasts = prop_oneof![0u64..1_000 * MS, 0u64..6_000 * MS];
     prop_oneof![
         24 => leases(),
-        18 => engine_acts(),
-        2 => (0usize..6, 0usize..4).prop_map(|(lease, engine)| Act::Release { lease, engine }),
+        24 => engine_acts(),
+        1 => (0usize..6, 0usize..4).prop_map(|(lease, engine)| Act::Release { lease, engine }),
         1 => (0usize..4, 0u64..5_000 * MS).prop_map(|(engine, within)| Act::Drain { engine, within }),
         1 => (0usize..4).prop_map(|engine| Act::Kill { engine }),
         2 => (0usize..4, 0u64..1 << 62).prop_map(|(engine, origin)| Act::Restart { engine, origin }),

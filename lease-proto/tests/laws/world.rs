@@ -49,6 +49,8 @@ pub struct Life {
     pub clock: Clock,
     pub counters: Counters,
     pub node: Option<Node>,
+    /// When its scheduler's latest word reaches it: grants keep their order on the way to each rank.
+    told: u64,
 }
 
 pub struct Node {
@@ -193,7 +195,7 @@ impl World {
                 turns: (0, 0),
             };
             let clock = Clock { origin, ppm };
-            self.lives.push(Life { identity, clock, counters: Counters::default(), node: Some(node) });
+            self.lives.push(Life { identity, clock, counters: Counters::default(), node: Some(node), told: 0 });
             self.engines[engine].push(life);
             for other in 0..life {
                 for link in [self.link(life, other), self.link(other, life)].into_iter().flatten() {

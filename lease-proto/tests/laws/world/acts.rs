@@ -138,7 +138,8 @@ impl World {
             lease.ttl = ttl;
         }
         for (rank, life) in (0..).zip(self.engines[engine].clone()) {
-            let at = self.now() + rank * lag;
+            let at = self.lives[life].told.max(self.now() + rank * lag);
+            self.lives[life].told = at;
             self.later(at, Later::Grant { life, id, token, consumers, ttl });
         }
         self.do_what_is_due();

@@ -1,0 +1,116 @@
+//! The lab in memory with a lie in it: what its nodes tell and answer passes through a twist first.
+
+use std::collections::{HashMap, VecDeque};
+
+use conformance::{
+    certify::{
+        MemoryLab,
+        lab::{Lab, NodeId, Signal, Spec, Trouble},
+    },
+    engine::Command,
+};
+use lease_proto::time::{Duration, Instant};
+use serde_json::Value;
+
+type Answer = Result<Value, String>;
+type Reply = Box<dyn FnMut(&Command, Answer) -> Answer>;
+type Tell = Box<dyn FnMut(&str, Value) -> Vec<Value>>;
+
+/// What is wrong with the nodes of a lab.
+pub(crate) struct Twist {
+    /// What becomes of an event, by the node's name.
+    tell: Tell,
+    /// What becomes of an answer.
+    answer: Reply,
+}
+
+impl Twist {
+    pub(crate) fn none() -> Self {
+        Self { tell: Box::new(|_, event| vec![event]), answer: Box::new(|_, answer| answer) }
+    }
+
+    /// Every event of this name becomes what `f` makes of it.
+    pub(crate) fn each(name: &'static str, mut f: impl FnMut(Value) -> Vec<Value> + 'static) -> Self {
+        let tell: Tell = Box::new(move |_, event| if event["event"] == name { f(event) } else { vec![event] });
+        Self { tell, ..Self::none() }
+    }
+
+    /// The event of this name that `is` picks becomes what `f` makes of it, each time.
+    pub(crate) fn those(name: &'static str, is: fn(&Value) -> bool, mut f: impl FnMut(Value) -> Vec<Value> + 'static) -> Self {
+        Self::each(name, move |event| if is(&event) { f(event) } else { vec![event] })
+    }
+
+    /// Events of this name get lost.
+    pub(crate) fn lost(name: &'static str) -> Self {
+        Self::each(name, |_| Vec::new())
+    }
+
+    /// Events of this name carry something else under this key.
+    pub(crate) fn says(name: &'static str, key: &'static str, value: impl Into<Value>) -> Self {
+        let value = value.into();
+        Self::each(name, move |event| vec![with(event, key, value.clone())])
+    }
+
+    pub(crate) fn answers(f: impl FnMut(&Command, Answer) -> Answer + 'static) -> Self {
+        Self { answer: Box::new(f), ..Self::none() }
+    }
+}
+
+/// An event with something else under a key.
+pub(crate) fn with(mut event: Value, key: &str, value: impl Into<Value>) -> Value {
+    event[key] = value.into();
+    event
+}
+
+/// An event with a time moved: later by `by` nanoseconds, or earlier.
+pub(crate) fn moved(event: Value, key: &str, by: i64) -> Value {
+    let told: Instant = event[key].as_str().and_then(|text| text.parse().ok()).expect("a time");
+    let by_nanos = Duration::from_nanos(by.unsigned_abs());
+    let now = if by < 0 { told.saturating_sub(by_nanos) } else { told.saturating_add(by_nanos) };
+    with(event, key, now.to_string())
+}
+
+pub(crate) struct Broken {
+    inner: MemoryLab,
+    twist: Twist,
+    names: Vec<&'static str>,
+    told: HashMap<NodeId, VecDeque<Value>>,
+}
+
+impl Broken {
+    pub(crate) fn new(twist: Twist) -> Box<Self> {
+        Box::new(Self { inner: MemoryLab::new(7), twist, names: Vec::new(), told: HashMap::new() })
+    }
+}
+
+impl Lab for Broken {
+    fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble> {
+        self.names.push(spec.name);
+        self.inner.start(spec)
+    }
+
+    fn ask(&mut self, node: NodeId, command: Command) -> Result<Answer, Trouble> {
+        let answer = self.inner.ask(node, command.clone())?;
+        Ok((self.twist.answer)(&command, answer))
+    }
+
+    fn next_event(&mut self, node: NodeId, within: Duration) -> Result<Option<Value>, Trouble> {
+        let mut since = None;
+        loop {
+            if let Some(event) = self.told.entry(node).or_default().pop_front() {
+                return Ok(Some(event));
+            }
+            let Some(event) = self.inner.next_event(node, within)? else { return Ok(None) };
+            let at: Instant = event["at"].as_str().and_then(|at| at.parse().ok()).expect("every event is stamped");
+            if at.saturating_since(*since.get_or_insert(at)) > within {
+                return Ok(None); // nothing but lost events
+            }
+            let told = (self.twist.tell)(self.names[node.0], event);
+            self.told.entry(node).or_default().extend(told);
+        }
+    }
+
+    fn signal(&mut self, node: NodeId, signal: Signal) -> Result<(), Trouble> {
+        self.inner.signal(node, signal)
+    }
+}

@@ -1,0 +1,236 @@
+//! The cases can fail: each does, for the right reason, where something is wrong; and a report says what came of them.
+#![cfg(feature = "cli")]
+
+mod broken;
+
+use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
+
+use broken::{Broken, Twist, moved, with};
+use conformance::{
+    certify::{Lane, Outcome, Progress, Verdict, all, lab::Trouble, run, table},
+    engine::{Command, Filling},
+};
+use serde_json::{Value, json};
+
+/// A fault, the cases that must see it, and what they must say.
+type Row = (&'static [&'static str], &'static str, fn() -> Twist);
+
+const SECOND: i64 = 1_000_000_000;
+
+#[rustfmt::skip] // a table
+const NOTIFY: &[Row] = &[
+    (&["notify/bytes"], "expected 1 bytes as they were sent", || Twist::those("received", |e| e["hex"] == "80", |e| vec![with(e, "hex", "00")])),
+    (&["notify/bytes", "notify/empty"], "as they were sent", || Twist::each("received", |e| vec![e.clone(), e])),
+    (&["notify/empty"], "did not come", || Twist::those("received", |e| e["length"] == 0, |_| vec![])),
+    (&["notify/largest"], "expected 65536 bytes", || Twist::those("received", |e| e["length"] == 65_536, |e| {
+        let hex = e["hex"].as_str().unwrap_or_default().strip_suffix("ff").unwrap_or_default().to_owned();
+        vec![with(with(e, "hex", hex), "length", 65_535)]
+    })),
+    (&["notify/too-large"], "expected too large", || Twist::answers(|command, answer| match command {
+        Command::Notify { filling: Filling::Counting(65_537), .. } => Ok(json!({"result": "ok"})),
+        _ => answer,
+    })),
+    (&["notify/too-large"], "expected received, and it did not come", || Twist::lost("received")),
+    (&["notify/order"], "expected 7, got 8", || {
+        let mut late = None;
+        Twist::each("received", move |e| match e["hex"].as_str() {
+            Some("07000000") => { late = Some(e); vec![] }
+            _ => [e].into_iter().chain(late.take()).collect(),
+        })
+    }),
+    (&["notify/order"], "not accepted", || Twist::answers(|command, answer| match command {
+        Command::NotifyMany { .. } => Ok(json!({"result": "peer lost", "sent": 9})),
+        _ => answer,
+    })),
+    // Every second one, one of many, one of many twice, and the last one twice.
+    (&["notify/complete", "notify/order", "notify/bytes"], "did not come", || {
+        let mut odd = false;
+        Twist::each("received", move |e| { odd = !odd; if odd { vec![] } else { vec![e] } })
+    }),
+    (&["notify/complete"], "did not come", || Twist::those("received", |e| e["hex"] == "07000000", |_| vec![])),
+    (&["notify/complete"], "lost", || Twist::those("received", |e| e["hex"] == "07000000", |e| vec![e.clone(), e])),
+    (&["notify/complete"], "as they were sent", || Twist::those("received", |e| e["hex"] == "cf070000", |e| vec![e.clone(), e])),
+];
+
+#[rustfmt::skip] // a table
+const CONNECT: &[Row] = &[
+    (&["connect/early", "connect/gone"], "expected linked", || Twist::lost("linked")),
+    (&["connect/early"], "expected received", || Twist::lost("received")),
+    (&["connect/gone"], "connected to a dead peer", || Twist::each("link_failed", |e| vec![with(with(e, "event", "linked"), "peer", 1)])),
+    (&["connect/garbage"], "bytes of garbage gave", || Twist::answers(|command, answer| match command {
+        Command::Connect { .. } => answer.map(|answer| if answer["result"] == "invalid" { json!({"result": "ok", "ticket": 1}) } else { answer }),
+        _ => answer,
+    })),
+];
+
+#[rustfmt::skip] // a table
+const LEASE: &[Row] = &[
+    (&["lease/native/grant", "lease/vllm/grant"], "expected one lease ahead", || Twist::each("granted", |e| vec![moved(e, "expires", 1)])),
+    (&["lease/native/grant", "lease/vllm/grant"], "expected one lease ahead", || Twist::each("granted", |e| vec![moved(e, "expires", -SECOND)])),
+    (&["lease/native/grant"], "expected granted", || Twist::lost("granted")),
+    (&["lease/native/renew", "lease/vllm/renew"], "shortened from", || {
+        let mut count = 0;
+        Twist::each("renewed", move |e| { count += 1; vec![if count == 4 { moved(e, "expires", -2 * SECOND) } else { e }] })
+    }),
+    (&["lease/native/renew", "lease/vllm/renew"], "expected renewed", || Twist::says("renewed", "expires", "3.5")),
+    (&["lease/native/complete"], "expected valid", || Twist::says("read_done", "verdict", "unverified")),
+    (&["lease/vllm/complete"], "expected unverified", || Twist::says("read_done", "verdict", "valid")),
+    (&["lease/native/complete", "lease/vllm/complete"], "expected completed", || Twist::says("freed", "reason", "expired")),
+    (&["lease/native/complete", "lease/vllm/complete"], "expected resolved", || Twist::lost("resolved")),
+    (&["lease/native/release", "lease/vllm/release"], "expected", || Twist::says("freed", "reason", "expired")),
+    (&["lease/native/expire", "lease/vllm/expire", "lease/vllm/abort-promised"], "freed before its promise ran out", || {
+        Twist::each("freed", |e| { let early = e["expires"].clone(); vec![moved(with(e, "now", early), "now", -1)] })
+    }),
+    (&["lease/native/expire", "lease/vllm/expire", "lease/vllm/abort-promised"], "not freed at the first poll", || {
+        Twist::each("freed", |e| { let late = e["expires"].clone(); vec![with(e, "previous_poll", late)] })
+    }),
+    (&["lease/native/expire", "lease/vllm/expire", "lease/vllm/abort-promised"], "the last promise was", || {
+        Twist::each("freed", |e| vec![moved(moved(moved(e, "expires", -SECOND), "now", -SECOND), "previous_poll", -SECOND)])
+    }),
+    (&["lease/native/expire"], "expected it to end as expired", || Twist::says("freed", "reason", "completed")),
+    (&["lease/native/expire", "lease/native/abort-promised"], "expected lost", || Twist::lost("lost")),
+    (&["lease/vllm/expire", "lease/native/abort"], "expected freed", || Twist::lost("freed")),
+    (&["lease/native/abort", "lease/vllm/abort"], "expected aborted", || Twist::says("freed", "reason", "expired")),
+    (&["lease/native/abort", "lease/vllm/abort"], "expected it at once", || {
+        Twist::each("freed", |e| { let late = e["expires"].clone(); vec![with(e, "now", late)] })
+    }),
+    (&["lease/native/abort-promised"], "expected revoked", || Twist::says("lost", "why", "expired")),
+    (&["lease/native/abort-promised"], "expected the reader to give it back", || Twist::says("freed", "reason", "aborted")),
+    (&["overload/native/queue", "overload/vllm/queue"], "freed while it was beaten for", || {
+        let mut count = 0;
+        Twist::each("renewed", move |e| { count += 1; vec![if count == 5 { with(e, "event", "freed") } else { e }] })
+    }),
+    (&["overload/native/queue", "overload/vllm/queue"], "expected completed", || Twist::says("freed", "reason", "expired")),
+];
+
+#[rustfmt::skip] // a table
+const FAULT: &[Row] = &[
+    (&["fault/native/reader-killed", "fault/vllm/reader-killed"], "freed before its promise ran out", || {
+        Twist::each("freed", |e| { let early = e["expires"].clone(); vec![moved(with(e, "now", early), "now", -1)] })
+    }),
+    (&["fault/native/reader-killed", "fault/vllm/reader-killed"], "not freed at the first poll", || {
+        Twist::each("freed", |e| { let late = e["expires"].clone(); vec![with(e, "previous_poll", late)] })
+    }),
+    // An answer that the holder forgot: a promise was made that it did not keep.
+    (&["fault/native/reader-killed", "fault/vllm/reader-killed"], "the last promise was", || Twist::each("renewed", |e| vec![moved(e, "expires", 1)])),
+    (&["fault/native/reader-stopped", "fault/vllm/reader-stopped"], "a stale read was called valid", || Twist::says("read_done", "verdict", "valid")),
+    (&["fault/native/reader-stopped", "fault/vllm/reader-stopped"], "the read was forgotten", || Twist::answers(|command, answer| match command {
+        Command::ReadEnded { .. } => Err("no request of that name is known here".into()),
+        _ => answer,
+    })),
+    (&["fault/native/holder-restarted"], "expected lost", || Twist::lost("lost")),
+    (&["fault/native/holder-restarted"], "expected it to be the restart", || Twist::says("lost", "why", "claimed")),
+    (&["fault/native/holder-restarted", "fault/vllm/holder-restarted"], "expected renewed", || Twist::those("renewed", |e| e["request"] == "b", |_| vec![])),
+    (&["fault/vllm/holder-restarted"], "expected unverified", || Twist::says("read_done", "verdict", "valid")),
+];
+
+fn rows() -> impl Iterator<Item = Row> {
+    [NOTIFY, CONNECT, LEASE, FAULT].concat().into_iter()
+}
+
+#[test]
+fn every_case_passes_where_nothing_is_wrong() {
+    for case in all() {
+        assert_eq!(case.try_in(Broken::new(Twist::none())), Ok(()), "{}", case.id);
+    }
+}
+
+#[test]
+fn every_case_fails_with_a_reason_where_something_is_wrong() {
+    let (all, mut wrong) = (all(), Vec::new());
+    for (number, (cases, expected, twist)) in rows().enumerate() {
+        for id in cases {
+            let case = all.iter().find(|case| case.id == *id).unwrap_or_else(|| panic!("no case {id}"));
+            match case.try_in(Broken::new(twist())) {
+                Err(Trouble::Failed(why)) if why.contains(expected) => {}
+                other => wrong.push(format!("{id}, fault {number}: expected {expected:?}, got {other:?}")),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_case_is_left_out() {
+    let seen: BTreeSet<&str> = rows().flat_map(|(cases, _, _)| cases).copied().collect();
+    let blind: Vec<&str> = all().iter().map(|case| case.id).filter(|id| !seen.contains(id)).collect();
+    assert!(blind.is_empty(), "nothing shows that these can fail: {blind:?}");
+}
+
+#[derive(Default)]
+struct Told(Vec<(&'static str, String)>);
+
+impl Progress for Told {
+    fn done(&mut self, outcome: &Outcome) {
+        self.0.push((outcome.case, outcome.lane.to_string()));
+    }
+}
+
+#[test]
+fn a_run_on_the_fabric_passes_and_reports_each_case_once_in_order() {
+    let (cases, mut told) = (all(), Told::default());
+    let outcomes = run(&cases, &[Lane::Loopback], &mut told).unwrap();
+    assert_eq!(outcomes.len(), told.0.len());
+    assert!(outcomes.iter().map(|outcome| outcome.case).eq(cases.iter().map(|case| case.id)));
+    for (outcome, case) in outcomes.iter().zip(&cases) {
+        let json = outcome.to_json();
+        let expected =
+            json!({"case": case.id, "transport": "loopback", "lane": "memory", "verdict": "pass", "requires": case.requires});
+        expected.as_object().unwrap().iter().for_each(|(key, value)| assert_eq!(&json[key], value, "{json}"));
+        assert!(json["seconds"].is_number() && json.get("reason").is_none(), "{json}");
+    }
+    let table = table(&outcomes);
+    assert_eq!(table.lines().next().unwrap().split_whitespace().collect::<Vec<_>>(), ["case", "loopback"]);
+    assert!(table.ends_with(&format!("\n{} passed, 0 failed, 0 skipped\n", cases.len())), "{table}");
+    assert!(cases.iter().all(|case| table.contains(case.id)));
+}
+
+/// A lane whose nodes are this shell script; the folder must live as long.
+fn script(text: &str) -> (tempfile::TempDir, Lane) {
+    let folder = tempfile::tempdir().unwrap();
+    let executable = folder.path().join("node");
+    fs::write(&executable, format!("#!/bin/sh\n{text}\n")).unwrap();
+    fs::set_permissions(&executable, fs::Permissions::from_mode(0o755)).unwrap();
+    (folder, Lane::Processes { transport: "odd", lane: "script", executable })
+}
+
+fn outcome_of(text: &str) -> Outcome {
+    let (_folder, lane) = script(text);
+    let case = all().into_iter().find(|case| case.id == "notify/empty").unwrap();
+    run(&[case], &[lane], &mut Told::default()).unwrap().remove(0)
+}
+
+fn reason(outcome: &Outcome) -> (&'static str, String) {
+    let json: Value = outcome.to_json();
+    (outcome.verdict.word(), json["reason"].as_str().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn nodes_that_misbehave_fail_the_case_with_their_last_words() {
+    let answers = outcome_of(r#"echo '{"ready":true}'; while read -r line; do echo '{"error":"broken on purpose"}'; done"#);
+    assert!(matches!(reason(&answers), ("fail", why) if why.contains("broken on purpose")), "{answers:?}");
+    let dies = outcome_of(r#"echo '{"ready":true}'; read -r line; echo first >&2; echo my last words >&2; exit 3"#);
+    assert!(matches!(reason(&dies), ("fail", why) if why.contains("status: 3") && why.contains("my last words")), "{dies:?}");
+    let text = table(&[answers, dies]);
+    assert!(text.contains("\n0 passed, 2 failed, 0 skipped\nfail: notify/empty on odd:script: broken on purpose"), "{text}");
+}
+
+#[test]
+fn what_the_machine_lacks_is_skipped_with_the_reason() {
+    let skipped = outcome_of(r#"echo '{"unavailable":"no such device"}'"#);
+    assert_eq!(skipped.verdict, Verdict::Skip("no such device".into()));
+    assert_eq!(reason(&skipped), ("skip", "no such device".into()));
+    assert!(table(&[skipped]).contains("\n0 passed, 0 failed, 1 skipped\nskip: notify/empty on odd:script: no such device"));
+}
+
+#[test]
+fn a_broken_harness_gives_no_verdict_about_anything() {
+    let absent = Lane::Processes { transport: "odd", lane: "absent", executable: PathBuf::from("/nowhere/node") };
+    let (_folder, ends) = script("echo not today >&2; exit 3");
+    let (_other, noise) = script("echo hello");
+    let cases = all();
+    for (lane, expected) in [(absent, "cannot start /nowhere/node"), (ends, "not today"), (noise, "did not become ready")] {
+        let why = run(&cases, &[Lane::Loopback, lane], &mut Told::default()).unwrap_err();
+        assert!(why.contains(expected) && !why.contains('\n'), "{why}");
+    }
+}
