@@ -276,9 +276,8 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         match &lease.claim {
             Some(claim) if claim.reader == reader && claim.of == rank.of() => Ok(()),
             Some(claim) if claim.reader == reader => Err(Refusal::Inconsistent),
-            // Kept past its promise by policy: nobody is promised anything any more, so another one may read it.
             Some(_) if lease.promised && lease.expires > cx.now => Err(Refusal::Claimed),
-            Some(_) if !self.terms.hold_until_ack() => Err(Refusal::Claimed),
+            // Nobody else is promised anything, or not any more: another one may read it.
             _ => {
                 lease.claim = Some(Claim::new(reader, rank));
                 Ok(())

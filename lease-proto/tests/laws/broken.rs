@@ -45,7 +45,7 @@ fn a_verdict_judged_before_the_end_of_its_read_breaks_law_4() {
 
 #[test]
 fn a_process_that_is_told_an_old_time_breaks_law_2() {
-    breaks(judge_with(&world(&[(0, grant())]), Harness::Late(1_000 * MS)).map(|_| ()), "");
+    breaks(judge_with(&world(&[(0, grant())]), Harness::Late(1_000 * MS)).map(|_| ()), "law 2");
 }
 
 #[test]

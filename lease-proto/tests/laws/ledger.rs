@@ -258,7 +258,7 @@ impl Ledger<'_> {
         }
         let (_, stamp, previous) = told;
         if stamp != now {
-            return Err(format!("{token:?} was freed at {now} and says {stamp}"));
+            return Err(format!("law 2: {token:?} was freed at {now} and says {stamp}"));
         }
         let by_readers = matches!(why, Freed::Completed | Freed::Released);
         for (who, (until, of)) in held.promises.iter().filter(|(_, (until, _))| now < *until) {
