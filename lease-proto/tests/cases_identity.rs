@@ -331,3 +331,18 @@ fn a_third_partys_release_does_not_stop_the_reader_from_completing() {
     assert_eq!(holder.freed("a"), Some((at("0"), Freed::Completed)));
     holder.lawful();
 }
+
+/// A claim keeps others out only while a promise to the claimant is open.
+#[test]
+fn a_claim_without_a_promise_keeps_nobody_out() {
+    let mut holder = LoneHolder::new(Wire::Native);
+    let token = holder.grant("a");
+    let (first, second) = (holder.greet("d", 1, token).unwrap(), holder.greet("e", 2, token).unwrap());
+    let half = ReaderRank::new(0, 2).unwrap();
+    assert_eq!(holder.complete(first, half, token), Ok(()), "it claims, and is promised nothing");
+    assert!(holder.renew(second, ReaderRank::ONLY, token).is_ok());
+    assert_eq!(holder.renew(first, half, token), Err(Refusal::Claimed), "now there is a promise to somebody else");
+    assert_eq!(holder.complete(second, ReaderRank::ONLY, token), Ok(()));
+    assert_eq!(holder.freed("a"), Some((at("0"), Freed::Completed)));
+    holder.lawful();
+}
