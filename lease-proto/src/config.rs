@@ -176,6 +176,7 @@ impl Config {
         for (name, value) in positive {
             range(name, value, SHORTEST_INTERVAL, Duration::from_secs(7 * 24 * 3600))?;
         }
+        range("drain_grace", terms.drain_grace(), Duration::from_nanos(1), extension)?;
         if terms.connect_deadline() >= extension {
             return Err(TermsError::TooLong { name: "connect_deadline", got: terms.connect_deadline(), limit: extension });
         }

@@ -183,8 +183,10 @@ impl Drive {
     ) -> Result<Turn, T::Error> {
         let Engine { clock, counters, events, buffer } = engine;
         let mut work = Work { drive: self, transport, machines, clock, counters, events, buffer };
-        let more = work.take_in()?;
-        work.expire(more);
+        // What the transport reports does not stop time: leases end all the same (law 2).
+        let taken = work.take_in();
+        work.expire(taken.as_ref().is_ok_and(|more| *more));
+        let more = taken?;
         work.connect();
         work.hand_over(flush)?;
         let next = work.machines.iter().filter_map(|machine| machine.next_timeout()).min();
@@ -235,7 +237,9 @@ impl<T: Control> Work<'_, '_, T> {
                 }
                 Some(other) => {
                     empty = 0;
-                    settle(self.machines, cx, other);
+                    if let Some(peer) = settle(self.machines, cx, other) {
+                        self.transport.disconnect(peer);
+                    }
                 }
             }
             if empty >= enough {
@@ -366,9 +370,7 @@ fn read(
             return Action::None;
         }
     };
-    let now = cx.now;
     for (at, machine) in machines.iter_mut().enumerate() {
-        cx.now = now; // each clamps by its own past
         return match machine.handle(cx, from, message, buffer) {
             Handled::NotMine => continue,
             Handled::Done => Action::None,
@@ -390,19 +392,17 @@ fn read(
     Action::None
 }
 
-fn settle(machines: &mut [&mut dyn Machine], cx: &mut Context<'_>, incoming: Incoming<'_>) {
-    let now = cx.now;
-    for machine in machines {
-        cx.now = now;
-        let taken = match incoming {
-            Incoming::Connected { ticket, peer } => machine.resolved(cx, ticket, Ok(peer)),
-            Incoming::ConnectFailed { ticket, kind } => machine.resolved(cx, ticket, Err(kind)),
-            Incoming::PeerLost { peer } => machine.peer_lost(cx, peer),
-            Incoming::Notification { .. } | Incoming::ReadDone { .. } => true,
-        };
-        if taken {
-            return;
-        }
+/// Tells whose it is; a connection that nobody wants any more is given back to be closed.
+fn settle(machines: &mut [&mut dyn Machine], cx: &mut Context<'_>, incoming: Incoming<'_>) -> Option<PeerId> {
+    let taken = machines.iter_mut().any(|machine| match incoming {
+        Incoming::Connected { ticket, peer } => machine.resolved(cx, ticket, Ok(peer)),
+        Incoming::ConnectFailed { ticket, kind } => machine.resolved(cx, ticket, Err(kind)),
+        Incoming::PeerLost { peer } => machine.peer_lost(cx, peer),
+        Incoming::Notification { .. } | Incoming::ReadDone { .. } => true,
+    });
+    match incoming {
+        Incoming::Connected { peer, .. } if !taken => Some(peer),
+        _ => None,
     }
 }
 

@@ -22,6 +22,11 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
+    /// The same at another time.
+    pub(crate) fn at(&mut self, now: Instant) -> Context<'_> {
+        Context { now, counters: self.counters, events: self.events }
+    }
+
     pub(crate) fn emit(&mut self, event: Event<'_>) {
         (self.events)(event);
     }

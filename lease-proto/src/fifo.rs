@@ -18,8 +18,19 @@ impl<T, const N: usize> Fifo<T, N> {
         self.0.push_back(value)
     }
 
+    /// Takes in what there is, if there is room.
+    pub(crate) fn push_some(&mut self, value: Option<T>) {
+        if let Some(value) = value {
+            let _ = self.0.push_back(value);
+        }
+    }
+
     pub(crate) fn pop(&mut self) -> Option<T> {
         self.0.pop_front()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.0.is_full()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

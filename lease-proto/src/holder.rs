@@ -142,7 +142,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     /// # Errors
     /// `Duplicate` if the token is used or the request announced already, `Full`, `Draining`, on vLLM's wire `IdNotEncodable`.
     pub fn expect(&mut self, cx: &mut Context<'_>, request: &RequestId, token: Token) -> Result<(), Refused> {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         let lease = Lease::announced(request.clone(), token, self.hash_id(request.as_bytes()));
         self.admit(request, token).and_then(|()| self.leases.insert(lease).map_err(|_| Refused::Full)).map(|_| ()).inspect_err(
             |why| {
@@ -156,7 +156,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     /// # Errors
     /// `Duplicate` if the token is used (on vLLM's wire: the id is leased), `Full`, `Draining`, on vLLM's wire `IdNotEncodable`.
     pub fn grant(&mut self, cx: &mut Context<'_>, grant: Grant<'_>) -> Result<Instant, Refused> {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         self.try_grant(cx, grant).inspect_err(|why| cx.refuse(Some(grant.request.as_bytes()), Some(grant.token), *why))
     }
 
@@ -180,6 +180,10 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         lease.expires = expires;
         lease.fixed = ttl.is_some();
         lease.consumers = consumers;
+        if lease.claim.is_some_and(|claim| consumers.is_some_and(|consumers| consumers != claim.of)) {
+            lease.claim = None; // what came before the grant did not fit it
+            cx.refuse(Some(request.as_bytes()), Some(token), Refused::Inconsistent);
+        }
         let early = lease.is_done();
         self.leases.set_deadline(index, Some(expires));
         self.highest = self.highest.max(token.number);
@@ -198,7 +202,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     /// # Errors
     /// `Unknown` if there is no such lease.
     pub fn abort(&mut self, cx: &mut Context<'_>, token: Token, why: Abort) -> Result<(), Refused> {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         let found = self.leases.find(BY_NUMBER, token.number, |lease| lease.token == token);
         let Some(index) = found else {
             cx.refuse(None, Some(token), Refused::Unknown);
@@ -218,7 +222,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     /// Starts to shut down: no new grants; renewals are honoured up to `within` from now and then refused; what no reader was
     /// promised is free by then. [`Event::Drained`] tells when nothing is left; only then deregister memory (case 35).
     pub fn drain(&mut self, cx: &mut Context<'_>, within: Duration) {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         let deadline = cx.now.saturating_add(within);
         self.drain = Some(self.drain.map_or(deadline, |earlier| earlier.min(deadline)));
         for index in self.leases.indexes() {
@@ -341,19 +345,19 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         self.leases.find(BY_ID, self.hash_id(id), |lease| lease.request.as_bytes() == id && is(lease))
     }
 
-    /// A clock that goes back is clamped and counted.
-    fn tick(&mut self, cx: &mut Context<'_>) {
+    /// A clock that goes back is clamped and counted, for this call only.
+    fn tick<'c>(&mut self, cx: &'c mut Context<'_>) -> Context<'c> {
         if cx.now < self.clock {
-            cx.now = self.clock;
             add(&mut cx.counters.clock_backwards);
         }
-        self.clock = cx.now;
+        self.clock = self.clock.max(cx.now);
+        cx.at(self.clock)
     }
 }
 
 impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Machine for Holder<L, P, E> {
     fn handle<'m>(&mut self, cx: &mut Context<'_>, from: Option<PeerId>, message: Message<'m>, out: &mut [u8]) -> Handled<'m> {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         match message {
             Message::Native { session, seq, body } => self.handle_native(cx, session, seq, body, out),
             Message::Vllm(message) => self.handle_vllm(cx, from, message),
@@ -362,7 +366,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Machine for Holder<L, P, 
     }
 
     fn handle_timeout(&mut self, cx: &mut Context<'_>) {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         while let Some(index) = self.leases.pop_due(cx.now) {
             let Some(lease) = self.leases.get(index) else { continue };
             if self.terms.hold_until_ack() && lease.promised && lease.stop.is_none() {
@@ -396,7 +400,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Machine for Holder<L, P, 
     }
 
     fn poll_transmit(&mut self, cx: &mut Context<'_>, out: &mut [u8]) -> Option<Transmit> {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         self.next_notice(cx, out)
     }
 
@@ -413,7 +417,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Machine for Holder<L, P, 
     }
 
     fn connecting(&mut self, cx: &mut Context<'_>, key: u32, attempt: Result<Ticket, ErrorKind>) {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         match (attempt, self.peers.get_mut(key)) {
             (Ok(ticket), Some(peer)) => peer.connecting = Some((ticket, cx.now.saturating_add(self.terms.connect_deadline()))),
             (Ok(_), None) => {}
@@ -422,12 +426,12 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Machine for Holder<L, P, 
     }
 
     fn resolved(&mut self, cx: &mut Context<'_>, ticket: Ticket, result: Result<PeerId, ErrorKind>) -> bool {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         self.connected_back(cx, ticket, result)
     }
 
     fn peer_lost(&mut self, cx: &mut Context<'_>, peer: PeerId) -> bool {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         self.forget_connection(cx, peer)
     }
 

@@ -159,7 +159,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         track: Track<'_>,
         targets: impl IntoIterator<Item = (u16, M)>,
     ) -> Result<Handle, Refused> {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         self.try_track(cx, track, targets).inspect_err(|why| {
             cx.refuse(Some(track.request.as_bytes()), Some(track.params.token), *why);
         })
@@ -214,7 +214,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     /// # Errors
     /// Why it must not.
     pub fn begin_read(&mut self, cx: &mut Context<'_>, handle: Handle) -> Result<(), Declined> {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         let now = cx.now;
         let lapsed = |leg: &Leg| leg.status == Status::Unproven || leg.proof.is_some_and(|proof| proof <= now);
         let declined = self.any_leg(handle.index, lapsed);
@@ -236,7 +236,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     /// # Errors
     /// `NotTracked` if the handle is stale.
     pub fn finish(&mut self, cx: &mut Context<'_>, handle: Handle) -> Result<(), Declined> {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         let request = self.request(handle).ok_or(Declined::NotTracked)?;
         match &mut request.phase {
             Phase::Waiting => {
@@ -279,9 +279,9 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         siphasher::sip::SipHasher24::new_with_key(&self.id_key).hash(id)
     }
 
-    /// A clock that goes back is clamped and counted. What was stamped before shows too little time since then: proofs move back
-    /// with the clock.
-    fn tick(&mut self, cx: &mut Context<'_>) {
+    /// A clock that goes back is clamped and counted, for this call only. What was stamped before shows too little time since
+    /// then: proofs move back with the clock.
+    fn tick<'c>(&mut self, cx: &'c mut Context<'_>) -> Context<'c> {
         let back = self.stamp.saturating_since(cx.now);
         self.stamp = cx.now;
         if !back.is_zero() {
@@ -297,10 +297,10 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             }
         }
         if cx.now < self.clock {
-            cx.now = self.clock;
             add(&mut cx.counters.clock_backwards);
         }
-        self.clock = cx.now;
+        self.clock = self.clock.max(cx.now);
+        cx.at(self.clock)
     }
 
     fn patience(&self) -> Patience {
@@ -344,7 +344,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
 
 impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Machine for Reader<R, G, P, M> {
     fn handle<'m>(&mut self, cx: &mut Context<'_>, _: Option<PeerId>, message: Message<'m>, _: &mut [u8]) -> Handled<'m> {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         match message {
             Message::Native { session, body, .. } => match body {
                 Body::HelloAck(_) | Body::Renewed(_) | Body::Completed(_) | Body::Gone(_) | Body::TimeReply(_) => {
@@ -358,7 +358,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Machin
     }
 
     fn handle_timeout(&mut self, cx: &mut Context<'_>) {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         while let Some(index) = self.legs.pop_due(cx.now) {
             self.leg_due(cx, index);
         }
@@ -374,12 +374,12 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Machin
     }
 
     fn poll_transmit(&mut self, cx: &mut Context<'_>, out: &mut [u8]) -> Option<Transmit> {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         self.next_closing(cx, out).or_else(|| self.next_from_peers(cx, out))
     }
 
     fn sent(&mut self, cx: &mut Context<'_>, transmit: &Transmit, result: Result<(), ErrorKind>) {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         match transmit.sent {
             Sent::Heartbeat { leases } => self.beat_sent(cx, transmit, leases, result),
             Sent::Closing { leg } => self.closing_sent(cx, leg, result),
@@ -401,17 +401,17 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Machin
     }
 
     fn connecting(&mut self, cx: &mut Context<'_>, key: u32, attempt: Result<Ticket, ErrorKind>) {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         self.connect_began(cx, key, attempt);
     }
 
     fn resolved(&mut self, cx: &mut Context<'_>, ticket: Ticket, result: Result<PeerId, ErrorKind>) -> bool {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         self.connect_ended(cx, ticket, result)
     }
 
     fn peer_lost(&mut self, cx: &mut Context<'_>, peer: PeerId) -> bool {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         let has = |index: &u32| self.peers.get(*index).is_some_and(|at| at.connection() == Some(peer));
         let Some(key) = self.peers.indexes().find(has) else { return false };
         self.connection_lost(cx, key);

@@ -12,6 +12,8 @@ pub struct UcxConfig {
     pub tls: Option<String>,
     /// Largest notification in bytes, 1 to 1 MiB, sent and received; 64 KiB by default. Must be the same on both sides: a longer
     /// one that arrives is dropped and counted in [`UcxTransport::refused`](crate::UcxTransport::refused).
+    /// UCX assembles a whole message before it can be refused: a hostile process that has this worker's address can make this process
+    /// allocate as much as it sends, so all peers must be of one owner.
     pub max_notification: usize,
     /// Most notifications in flight to one peer, at least 1; 256 by default.
     pub max_in_flight_ops: usize,

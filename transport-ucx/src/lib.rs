@@ -81,4 +81,4 @@ mod transport;
 
 pub use config::UcxConfig;
 pub use error::UcxError;
-pub use transport::{UcxTransport, available};
+pub use transport::{LOOK, UcxTransport, available};

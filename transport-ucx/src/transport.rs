@@ -27,8 +27,9 @@ use crate::{
 const CALLS_PER_LOOK: u64 = 32;
 /// While something waits to be sent: nothing tells when a peer's queue in shared memory has room again.
 const RETRY: Duration = Duration::from_millis(1);
-/// At the latest: the descriptor was seen to stay silent when a connection came in over tcp while there was no other.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often a transport that waits for nothing wants to be polled all the same: its descriptor was seen to stay silent when a
+/// connection came in over tcp while there was no other.
+pub const LOOK: Duration = Duration::from_millis(20);
 
 /// Connections and notifications over UCX.
 ///

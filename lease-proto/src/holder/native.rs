@@ -80,11 +80,13 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         };
         let hash = self.hash_id(party.engine).wrapping_add(u64::from(party.rank));
         let same = |peer: &Peer| peer.engine == engine && peer.rank == party.rank;
-        let known = self.peers.find(BY_ENGINE, hash, |peer| same(peer) && peer.incarnation == party.incarnation);
+        // Another session is another conversation: who does not know the one there is cannot take its answers away.
+        let known = |peer: &Peer| same(peer) && peer.incarnation == party.incarnation && peer.theirs == party.session;
+        let known = self.peers.find(BY_ENGINE, hash, known);
         let key = match known {
             Some(key) => key,
             None => {
-                if self.peers.find(BY_ENGINE, hash, same).is_some() {
+                if self.peers.find(BY_ENGINE, hash, |peer| same(peer) && peer.incarnation != party.incarnation).is_some() {
                     add(&mut cx.counters.peer_restarted);
                     cx.emit(Event::PeerRestarted { engine: party.engine });
                 }
@@ -111,13 +113,15 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         if peer.connecting.is_some() { Handled::Done } else { Handled::Connect { key, metadata: hello.metadata } }
     }
 
-    /// A slot for a new peer; the one that was silent for longest makes room.
+    /// A slot for a new peer; one that missed its beats for an extension makes room, the most silent first.
     fn admit_peer(&mut self, cx: &mut Context<'_>, peer: Peer) -> Option<u32> {
         let key = match self.peers.insert(peer.clone()) {
             Ok(key) => Some(key),
             Err(_) => {
-                let silent = self.peers.indexes().min_by_key(|index| self.peers.get(*index).map(|peer| peer.heard))?;
-                if self.forget(silent) {
+                let heard = |index: &u32| self.peers.get(*index).map(|peer| peer.heard);
+                let silent = self.peers.indexes().filter(|index| heard(index).is_some()).min_by_key(heard)?;
+                let beats = heard(&silent).is_some_and(|heard| heard.saturating_add(self.terms.extension()) > cx.now);
+                if !beats && self.forget(silent) {
                     add(&mut cx.counters.evicted);
                     self.peers.insert(peer).ok()
                 } else {

@@ -194,8 +194,9 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     /// Gives an attempt to connect back up that takes too long (case 48); the next hello starts another one.
     pub(super) fn give_up_connecting(&mut self, cx: &mut Context<'_>, key: u32) {
         let attempt = self.peers.get(key).and_then(|peer| peer.connecting);
-        if let Some((ticket, _)) = attempt.filter(|(_, give_up)| *give_up <= cx.now) {
-            let _ = self.cancels.push(ticket); // full: a late result finds no taker
+        if let Some((ticket, _)) = attempt.filter(|(_, give_up)| *give_up <= cx.now)
+            && self.cancels.push(ticket).is_ok()
+        {
             self.cannot_reach(cx, key);
         }
     }
@@ -226,16 +227,15 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         }
     }
 
-    /// `false` if its connection cannot be closed yet, because too many wait for it.
+    /// `false` if its connection cannot be given up yet, because too many wait for it.
     pub(super) fn forget(&mut self, key: u32) -> bool {
-        let connection = self.peers.get(key).and_then(|peer| peer.connection);
-        if connection.is_some_and(|connection| self.disconnects.push(connection).is_err()) {
+        if self.cancels.is_full() || self.disconnects.is_full() {
             return false;
         }
-        if let Some((ticket, _)) = self.peers.get(key).and_then(|peer| peer.connecting) {
-            let _ = self.cancels.push(ticket); // full: a late result finds no taker
+        if let Some(peer) = self.peers.remove(key) {
+            self.cancels.push_some(peer.connecting.map(|(ticket, _)| ticket));
+            self.disconnects.push_some(peer.connection);
         }
-        self.peers.remove(key);
         true
     }
 }

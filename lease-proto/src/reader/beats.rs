@@ -182,8 +182,12 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             // Not spent: again soon, from the start, under another number.
             add(&mut cx.counters.unsent);
             peer.cursor = NIL;
+            // The record stays: if it left after all, its answer counts.
             let soon = self.terms.interval_for(peer.extension).scale(1, 8);
-            peer.beat_due = cx.now.saturating_add(soon); // the record stays: if it left after all, its answer counts
+            peer.beat_due = cx.now.saturating_add(soon);
+            if peer.since_answer >= self.terms.max_unanswered() {
+                self.plan_beat(cx.now, transmit.key); // a stuck peer is not asked faster
+            }
         }
         self.arm_peer(transmit.key);
     }

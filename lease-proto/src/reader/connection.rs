@@ -1,12 +1,16 @@
 //! Connections to the holders: made, welcomed, lost, and those of an earlier life.
 
-use super::{Leg, Peer, Reader, Request, leg::NIL, peers::BY_ENGINE};
+use super::{Leg, Peer, Reader, Request, leg::NIL};
 use crate::{
     counters::add,
     event::{Context, Event, Lost},
     table::Slots,
+    time::Duration,
     transport::{ErrorKind, PeerId, Ticket},
-    wire::native::{self, HelloAck},
+    wire::{
+        Wire,
+        native::{self, HelloAck},
+    },
 };
 
 impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader<R, G, P, M> {
@@ -51,7 +55,6 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let Some(peer) = self.peers.get_mut(key) else { return };
         let ours = ack.re.0 > 0 && ack.re.0 <= peer.seq && ack.version == native::VERSION;
         if !ours
-            || peer.over
             || peer.connection.is_none()
             || ack.party.incarnation != peer.incarnation
             || ack.party.rank != peer.rank
@@ -62,6 +65,8 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         }
         peer.max_message = ack.party.max_message;
         peer.watch.clock = ack.party.clock;
+        peer.met = true;
+        peer.suspected = None;
         peer.drift_ppm = peer.drift_ppm.max(ack.party.drift_ppm);
         let known = peer.theirs.replace(ack.party.session) == Some(ack.party.session);
         peer.handshake.established();
@@ -78,20 +83,39 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         peer.beat_due = cx.now;
         peer.cursor = peer.head;
         peer.begins = true;
-        let (hash, rank, born, engine) = (peer.engine_hash, peer.rank, peer.born, peer.engine.clone());
+        peer.suspected = None;
         add(&mut cx.counters.connected);
         cx.emit(Event::Connected { engine: peer.engine.as_bytes() });
+        let (rank, born, engine) = (peer.rank, peer.born, peer.engine.clone());
         self.peer_ready(key);
-        // An earlier life of the same engine is over (cases 8, 21).
-        let earlier = |peer: &Peer<M>| peer.engine == engine && peer.rank == rank && peer.born < born && !peer.over;
-        while let Some(earlier) = self.peers.find(BY_ENGINE, hash, earlier) {
-            self.restarted(cx, earlier);
+        for index in self.peers.indexes() {
+            if self
+                .peers
+                .get(index)
+                .is_some_and(|peer| peer.engine == engine && peer.rank == rank && peer.born < born && peer.legs > 0)
+            {
+                self.suspect(cx, index);
+            }
         }
     }
 
-    fn restarted(&mut self, cx: &mut Context<'_>, key: u32) {
+    /// A later life of its engine was met, so it is over (cases 8, 21), unless it can still answer: then two engines have the
+    /// same id.
+    fn suspect(&mut self, cx: &mut Context<'_>, key: u32) {
+        let answers = self.terms.wire() == Wire::Native;
+        let soon = self.terms.interval().min(Duration::from_secs(1)).saturating_add(self.terms.path_budget());
         let Some(peer) = self.peers.get_mut(key) else { return };
-        peer.over = true;
+        if answers || peer.connection.is_none() {
+            let patience = if peer.met || !answers { soon } else { self.terms.connect_deadline() };
+            peer.suspected.get_or_insert(cx.now.saturating_add(patience));
+            peer.beat_due = cx.now; // asked at once
+        }
+        self.arm_peer(key);
+    }
+
+    pub(super) fn restarted(&mut self, cx: &mut Context<'_>, key: u32) {
+        let Some(peer) = self.peers.get_mut(key) else { return };
+        peer.suspected = None;
         add(&mut cx.counters.peer_restarted);
         cx.emit(Event::PeerRestarted { engine: peer.engine.as_bytes() });
         self.hang_up(key);
@@ -105,8 +129,11 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     pub(super) fn connection_lost(&mut self, cx: &mut Context<'_>, key: u32) {
         let patience = self.patience();
         let Some(peer) = self.peers.get_mut(key) else { return };
-        let Some(connection) = peer.connection.take() else { return };
-        let _ = self.disconnects.push(connection); // full: the transport has dropped it already, or will by its own limits
+        let Some(connection) = peer.connection else { return };
+        if self.disconnects.push(connection).is_err() {
+            return; // too many at once: it is noticed again
+        }
+        peer.connection = None;
         peer.theirs = None;
         peer.failures = 0;
         peer.answered = false;
@@ -117,14 +144,16 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         self.arm_peer(key);
     }
 
-    /// Gives up its connection, or the attempt at one.
-    pub(super) fn hang_up(&mut self, key: u32) {
-        let Some(peer) = self.peers.get_mut(key) else { return };
-        if let Some(ticket) = peer.handshake.cancel() {
-            let _ = self.cancels.push(ticket); // full: a late result finds no taker
+    /// Gives up its connection, or the attempt at one; `false` if too many wait to be given up.
+    pub(super) fn hang_up(&mut self, key: u32) -> bool {
+        if self.cancels.is_full() || self.disconnects.is_full() {
+            return false;
         }
-        if let Some(connection) = peer.connection.take() {
-            let _ = self.disconnects.push(connection); // full: the transport's own limits will have to do
-        }
+        let Some(peer) = self.peers.get_mut(key) else { return true };
+        let (attempt, connection) = (peer.handshake.cancel(), peer.connection.take());
+        peer.theirs = None;
+        self.cancels.push_some(attempt);
+        self.disconnects.push_some(connection);
+        true
     }
 }

@@ -58,8 +58,10 @@ pub struct Peer<M> {
     pub(super) failures: u32,
     pub(super) one_way: bool,
     pub(super) told_terms: bool,
-    /// A later life of its engine was met.
-    pub(super) over: bool,
+    /// It has answered a hello, ever.
+    pub(super) met: bool,
+    /// A later life of its engine was met: this one is over unless it is heard of by then.
+    pub(super) suspected: Option<Instant>,
     pub(super) hello_due: bool,
     pub(super) watch: Watch,
     pub(super) ready: Option<u32>,
@@ -99,8 +101,9 @@ impl<M> Peer<M> {
         self.handshake.wants_ticket()
     }
 
-    /// An answer came: it has not forgotten us.
+    /// An answer came: it lives, and has not forgotten us.
     pub(super) fn heard(&mut self) {
+        self.suspected = None;
         self.since_answer = 0;
         self.answered = true;
         if self.theirs.is_some() {
@@ -150,7 +153,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let hash = self.hash_id(params.engine).wrapping_add(u64::from(rank));
         let same = |peer: &Peer<M>| peer.engine == engine && peer.rank == rank && peer.incarnation == params.incarnation;
         if let Some(index) = self.peers.find(BY_ENGINE, hash, same) {
-            return self.peers.get(index).filter(|peer| !peer.over).map(|_| index).ok_or(Refused::Unknown);
+            return Ok(index);
         }
         self.born = self.born.saturating_add(1);
         let peer = Peer {
@@ -182,7 +185,8 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             failures: 0,
             one_way: false,
             told_terms: false,
-            over: false,
+            met: false,
+            suspected: None,
             hello_due: false,
             watch: Watch::new(params.drift_ppm.max(self.terms.drift_ppm())),
             ready: None,
@@ -192,7 +196,9 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             // One that nothing is read from any more makes room.
             let idle = |index: &u32| self.peers.get(*index).is_some_and(|peer| peer.legs == 0);
             let oldest = self.peers.indexes().filter(idle).min_by_key(|index| self.peers.get(*index).map(|peer| peer.idle_since));
-            self.forget_peer(oldest.ok_or(Refused::Full)?);
+            if !self.forget_peer(oldest.ok_or(Refused::Full)?) {
+                return Err(Refused::Full);
+            }
             add(&mut cx.counters.evicted);
         }
         self.peers.insert(peer).map_err(|_| Refused::Full)
@@ -269,16 +275,25 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let beats = peer.head != NIL && peer.ready.is_none() && peer.reachable(self.terms.wire()).is_some();
         let beat = beats.then_some(if peer.cursor == NIL { peer.beat_due } else { peer.resume });
         let idle = (peer.legs == 0).then(|| peer.idle_since.saturating_add(self.terms.engine_ttl()));
-        let greeting = (peer.legs > 0 && !peer.over).then(|| peer.handshake.next_timeout()).flatten();
-        self.peers.set_deadline(index, [beat, idle, greeting].into_iter().flatten().min());
+        let greeting = (peer.legs > 0).then(|| peer.handshake.next_timeout()).flatten();
+        self.peers.set_deadline(index, [beat, idle, greeting, peer.suspected].into_iter().flatten().min());
     }
 
     pub(super) fn peer_due(&mut self, cx: &mut Context<'_>, index: u32) {
+        if self.cancels.is_full() || self.disconnects.is_full() {
+            // None may be forgotten: the transport keeps what is not given up. They are taken at once, so soon is enough.
+            self.peers.set_deadline(index, Some(cx.now.saturating_add(Duration::from_millis(1))));
+            return;
+        }
         let patience = self.patience();
         let Some(peer) = self.peers.get_mut(index) else { return };
         if peer.legs == 0 && peer.idle_since.saturating_add(self.terms.engine_ttl()) <= cx.now {
             add(&mut cx.counters.evicted);
             self.forget_peer(index);
+            return;
+        }
+        if peer.suspected.is_some_and(|until| until <= cx.now) {
+            self.restarted(cx, index);
             return;
         }
         while let Some(step) = peer.handshake.step(cx.now, &patience) {
@@ -287,7 +302,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
                 Step::Connect => peer.handshake.failed(cx.now, &patience),
                 Step::Cancel(ticket) => {
                     add(&mut cx.counters.connect_failed);
-                    let _ = self.cancels.push(ticket); // full: a late result finds no taker
+                    let _ = self.cancels.push(ticket); // there is room, see above
                 }
                 Step::Hello => peer.hello_due = true,
             }
@@ -300,10 +315,14 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         self.arm_peer(index);
     }
 
-    pub(super) fn forget_peer(&mut self, key: u32) {
-        self.hang_up(key);
-        self.unready_peer(key);
-        self.peers.remove(key);
+    /// `false` if too many connections wait to be given up.
+    pub(super) fn forget_peer(&mut self, key: u32) -> bool {
+        let gone = self.hang_up(key);
+        if gone {
+            self.unready_peer(key);
+            self.peers.remove(key);
+        }
+        gone
     }
 
     pub(super) fn unready_peer(&mut self, key: u32) {

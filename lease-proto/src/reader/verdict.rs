@@ -32,7 +32,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     /// # Errors
     /// `NotTracked` if the handle is stale or no read was begun.
     pub fn read_ended(&mut self, cx: &mut Context<'_>, handle: Handle, outcome: ReadOutcome) -> Result<(), Declined> {
-        self.tick(cx);
+        let cx = &mut self.tick(cx);
         let request = self.request(handle).ok_or(Declined::NotTracked)?;
         let Phase::Reading { abandoned } = request.phase else { return Err(Declined::NotTracked) };
         request.phase = Phase::Judging { ended: cx.now };

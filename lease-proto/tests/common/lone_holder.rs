@@ -104,13 +104,18 @@ impl LoneHolder {
 
     /// Greets as a reader's process and returns the session to speak in; `None` if the holder does not answer.
     pub fn greet(&mut self, engine: &str, incarnation: u64, token: Token) -> Option<Session> {
+        self.greet_in(engine, incarnation, token, incarnation)
+    }
+
+    /// Likewise, listening to this session.
+    pub fn greet_in(&mut self, engine: &str, incarnation: u64, token: Token, session: u64) -> Option<Session> {
         let who = identity(engine, incarnation);
         let metadata = frame(who.incarnation, engine.as_bytes());
         let hello = Hello {
             lowest: native::VERSION,
             highest: native::VERSION,
             token,
-            party: party(&who, Session(incarnation)),
+            party: party(&who, Session(session)),
             metadata: &metadata,
         };
         let mut out = vec![0; 65_536];
