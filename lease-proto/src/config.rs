@@ -132,6 +132,12 @@ impl Config {
         Ok(())
     }
 
+    /// Path budget, longest stall and poll, given or as they follow from the extension.
+    fn parts(&self, extension: Duration) -> (Duration, Duration, Duration) {
+        let part = |asked: Option<Duration>, fraction| asked.unwrap_or(extension.scale(1, fraction));
+        (part(self.path_budget, 40), part(self.longest_stall, 4), part(self.poll, 20))
+    }
+
     /// The terms that hold on `wire`.
     ///
     /// # Errors
@@ -152,8 +158,7 @@ impl Config {
             return Err(TermsError::RenewsNothing { lease: self.lease });
         }
         range("extension", extension, SHORTEST, LONGEST_EXTENSION)?;
-        let part = |asked: Option<Duration>, fraction| asked.unwrap_or(extension.scale(1, fraction));
-        let path_budget = part(self.path_budget, 40);
+        let (path_budget, longest_stall, poll) = self.parts(extension);
         let terms = Terms {
             config: self.clone(),
             wire,
@@ -163,8 +168,8 @@ impl Config {
                 Wire::Vllm => vllm_interval(self.lease).max(SHORTEST_INTERVAL),
             },
             path_budget,
-            longest_stall: part(self.longest_stall, 4),
-            poll: part(self.poll, 20),
+            longest_stall,
+            poll,
         };
         let positive = [
             ("lost_after", terms.lost_after()),

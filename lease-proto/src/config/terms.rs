@@ -1,10 +1,11 @@
 //! Terms that hold, and the arithmetic of both wires.
 
-use super::{Config, LONGEST_LEASE, SHORTEST_INTERVAL, TermsError};
+use super::{Config, LONGEST_EXTENSION, LONGEST_LEASE, SHORTEST_INTERVAL, TermsError};
 use crate::{time::Duration, wire::Wire};
 
 const PPM: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
+const MILLISECOND: u64 = 1_000_000;
 /// Beats per extension.
 const BEATS: u64 = 5;
 
@@ -138,29 +139,50 @@ impl Terms {
 
     /// extension >= (losses + 1) * interval + longest stall + path budget + the holder's poll.
     pub(super) fn holds(&self, extension: Duration, interval: Duration) -> Result<(), TermsError> {
-        let losses = self.config.losses.unwrap_or(if self.wire == Wire::Native { 2 } else { 1 });
-        let beats = u64::from(losses).saturating_add(1);
         let others = self.longest_stall.saturating_add(self.path_budget).saturating_add(self.poll);
-        let needed = interval.saturating_mul(beats).saturating_add(others);
+        let needed = interval.saturating_mul(self.beats()).saturating_add(others);
         if !interval.is_zero() && needed <= extension {
             return Ok(());
         }
-        if self.wire == Wire::Vllm {
-            let quiet = needed.saturating_sub(self.longest_stall);
-            let holds =
-                |lease: &Duration| vllm_interval(*lease).saturating_mul(beats).saturating_add(others) <= vllm_extension(*lease);
-            let raise_to = (1..=LONGEST_LEASE.as_nanos() / SECOND).map(Duration::from_secs).find(holds).unwrap_or(LONGEST_LEASE);
-            return Err(TermsError::CannotHoldVllm { extension, needed, raise_to, stall: extension.saturating_sub(quiet) });
-        }
-        // With interval = (extension - path) / 5 solved for the extension; drift only makes the interval shorter.
-        let spare = BEATS.saturating_sub(beats).max(1);
-        let quiet = self.longest_stall.saturating_add(self.poll);
-        Err(TermsError::CannotHold {
-            extension,
-            needed,
-            raise_to: self.path_budget.saturating_add(quiet.scale(BEATS, spare)).saturating_add(Duration::from_nanos(BEATS)),
-            stall: extension.saturating_sub(self.path_budget).scale(spare, BEATS).saturating_sub(self.poll),
+        let stall = extension.saturating_add(self.longest_stall).saturating_sub(needed);
+        let stall = Duration::from_millis(stall.scale(1, MILLISECOND).as_nanos());
+        Err(match self.wire {
+            Wire::Native => {
+                TermsError::CannotHold { extension, needed, raise_to: self.least(MILLISECOND, LONGEST_EXTENSION), stall }
+            }
+            Wire::Vllm => TermsError::CannotHoldVllm { extension, needed, raise_to: self.least(SECOND, LONGEST_LEASE), stall },
         })
+    }
+
+    fn beats(&self) -> u64 {
+        u64::from(self.config.losses.unwrap_or(if self.wire == Wire::Native { 2 } else { 1 })).saturating_add(1)
+    }
+
+    /// The least extension (on vLLM's wire: lease) that holds, in whole `steps` of nanoseconds up to `most`. What is derived from
+    /// it grows with it, so it is searched for and not solved.
+    fn least(&self, step: u64, most: Duration) -> Duration {
+        let at = |steps: u64| Duration::from_nanos(steps.saturating_mul(step));
+        let (mut low, mut high) = (0, most.as_nanos().checked_div(step).unwrap_or(0));
+        while low < high {
+            let middle = low.midpoint(high);
+            if self.would_hold(at(middle)) {
+                high = middle;
+            } else {
+                low = middle.saturating_add(1);
+            }
+        }
+        at(high)
+    }
+
+    fn would_hold(&self, asked: Duration) -> bool {
+        let extension = if self.wire == Wire::Native { asked } else { vllm_extension(asked) };
+        let (path_budget, stall, poll) = self.config.parts(extension);
+        let interval = match self.wire {
+            Wire::Native => native_interval(extension, self.config.drift_ppm, path_budget),
+            Wire::Vllm => vllm_interval(asked).max(SHORTEST_INTERVAL),
+        };
+        let others = stall.saturating_add(path_budget).saturating_add(poll);
+        !interval.is_zero() && interval.saturating_mul(self.beats()).saturating_add(others) <= extension
     }
 }
 

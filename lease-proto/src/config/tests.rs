@@ -66,10 +66,11 @@ fn what_it_says_to_change_is_enough() {
     for losses in (0..=3).map(Some) {
         let config = Config { longest_stall: Some(secs("17.5")), losses, ..Config::default() };
         let Err(TermsError::CannotHold { raise_to, stall, .. }) = config.validate(Wire::Native) else { continue };
-        let fixed = |config: Config| Config { path_budget: Some(secs("0.5")), poll: Some(secs("1")), ..config };
-        let raised = fixed(Config { extension: Some(raise_to), ..config.clone() });
+        let raised = Config { extension: Some(raise_to), ..config.clone() };
         assert!(raised.validate(Wire::Native).is_ok(), "{raised:?}");
-        let lowered = fixed(Config { longest_stall: Some(stall), ..config });
+        let almost = Config { extension: Some(raise_to.saturating_sub(Duration::from_millis(1))), ..config.clone() };
+        assert!(almost.validate(Wire::Native).is_err(), "{almost:?}");
+        let lowered = Config { longest_stall: Some(stall), ..config };
         assert!(lowered.validate(Wire::Native).is_ok(), "{lowered:?}");
     }
 }
@@ -78,10 +79,9 @@ fn what_it_says_to_change_is_enough() {
 fn vllm_terms_that_cannot_hold_warn_and_do_not_fail() {
     let terms = Config { longest_stall: Some(secs("15")), ..Config::default() }.validate(Wire::Vllm).unwrap();
     let Some(TermsError::CannotHoldVllm { raise_to, stall, .. }) = terms.warning() else { panic!("no warning") };
-    let fixed = |config: Config| Config { path_budget: Some(secs("0.5")), poll: Some(secs("1")), ..config };
-    let raised = fixed(Config { longest_stall: Some(secs("15")), ..Config::with_lease(raise_to) }).validate(Wire::Vllm).unwrap();
+    let raised = Config { longest_stall: Some(secs("15")), ..Config::with_lease(raise_to) }.validate(Wire::Vllm).unwrap();
     assert_eq!(raised.warning(), None, "raised to {raise_to}");
-    let lowered = fixed(Config { longest_stall: Some(stall), ..Config::default() }).validate(Wire::Vllm).unwrap();
+    let lowered = Config { longest_stall: Some(stall), ..Config::default() }.validate(Wire::Vllm).unwrap();
     assert_eq!(lowered.warning(), None, "lowered to {stall}");
     let reader = Config::with_lease(secs("60")).validate(Wire::Vllm).unwrap();
     assert!(reader.holds_with(secs("6")).is_err(), "P of 10 s, D of 60 s");
