@@ -39,6 +39,7 @@ use lease_proto::{
 };
 
 // Where the start-up code comes from that calls `main`, and where the name below does not.
+// SAFETY: the signature is right, since nothing has that name.
 #[link(name = "c")]
 unsafe extern "C" {
     fn a_panic_can_be_reached() -> !;

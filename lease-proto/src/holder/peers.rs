@@ -122,18 +122,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     /// The answer to a peer's latest hello.
     pub(super) fn welcome(&mut self, key: u32, out: &mut [u8]) -> Option<Transmit> {
         let peer = self.peers.get_mut(key)?;
-        let party = Party {
-            engine: self.identity.engine.as_bytes(),
-            incarnation: self.identity.incarnation,
-            rank: self.identity.rank,
-            ranks: self.identity.ranks,
-            clock: self.identity.clock,
-            session: peer.session,
-            extension: self.terms.extension(),
-            drift_ppm: self.terms.drift_ppm(),
-            max_message: self.identity.max_message,
-            capabilities: 0,
-        };
+        let party = Party::of(&self.identity, &self.terms, peer.session);
         let ack = HelloAck { re: peer.hello, version: native::VERSION, party };
         let (to, theirs, seq) = (peer.connection?, peer.theirs, peer.next_seq());
         let length = native::encode(theirs, seq, &Body::HelloAck(ack), out).ok()?;

@@ -51,18 +51,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             add(&mut cx.counters.one_way);
             cx.emit(Event::OneWay { engine: peer.engine.as_bytes() });
         }
-        let party = Party {
-            engine: self.identity.engine.as_bytes(),
-            incarnation: self.identity.incarnation,
-            rank: self.identity.rank,
-            ranks: self.identity.ranks,
-            clock: self.identity.clock,
-            session: peer.session,
-            extension: self.terms.extension(),
-            drift_ppm: self.terms.drift_ppm(),
-            max_message: self.identity.max_message,
-            capabilities: 0,
-        };
+        let party = Party::of(&self.identity, &self.terms, peer.session);
         // Each of its legs in turn, also one that is closing: a token that is not live must not keep the others waiting.
         let of_peer = |index: &u32| self.legs.get(*index).is_some_and(|leg| leg.peer == key);
         let after = self.legs.indexes().filter(|index| *index > peer.named).find(of_peer);

@@ -7,7 +7,8 @@ use super::{
     batch::{Exceptions, Tokens},
 };
 use crate::{
-    id::{ClockId, Incarnation, MAX_ID, ReaderRank, Seq, Session, Token},
+    config::Terms,
+    id::{ClockId, Identity, Incarnation, MAX_ID, ReaderRank, Seq, Session, Token},
     time::{Duration, PeerInstant},
     wire::canonical::{prefix, whole},
 };
@@ -96,6 +97,24 @@ pub struct Party<'a> {
     pub max_message: u32,
     /// Bits that have no meaning yet; written as zero, not looked at.
     pub capabilities: u32,
+}
+
+impl<'a> Party<'a> {
+    /// This process, which wants to be addressed by `session`.
+    pub(crate) fn of(identity: &'a Identity, terms: &Terms, session: Session) -> Self {
+        Self {
+            engine: identity.engine.as_bytes(),
+            incarnation: identity.incarnation,
+            rank: identity.rank,
+            ranks: identity.ranks,
+            clock: identity.clock,
+            session,
+            extension: terms.extension(),
+            drift_ppm: terms.drift_ppm(),
+            max_message: identity.max_message,
+            capabilities: 0,
+        }
+    }
 }
 
 /// The first message of a conversation.
