@@ -7,7 +7,7 @@ mod json;
 mod live;
 mod raw;
 
-pub use command::{Command, Filling, Lease, Outcome};
+pub use command::{Command, Filling, Lease, Outcome, numbered};
 pub use live::{Arm, LONGEST_SLEEP, say, serve};
 
 use std::{
@@ -27,7 +27,7 @@ use lease_proto::{
     reader::{Handle, Leg, Peer as ReaderPeer, ReadOutcome, Reader, Request, Track},
     table::{Slot, boxed},
     time::{Duration, Instant},
-    transport::Control,
+    transport::{Control, PeerId, Ticket},
     wire::Wire,
 };
 use serde_json::{Map, Value, json};
@@ -223,9 +223,7 @@ impl<T: Control> Engine<T> {
     /// Why it could not.
     pub fn execute(&mut self, command: Command) -> Result<Value, EngineError> {
         match command {
-            Command::Metadata => Ok(
-                json!({"metadata": hex(&self.frame), "max": self.transport.capabilities().max_notification, "ordered": self.transport.capabilities().ordered}),
-            ),
+            Command::Metadata => Ok(self.raw_metadata()),
             Command::Grant(lease) => self.grant(&lease),
             Command::Abort { request, failed } => {
                 let token = self.token(&request)?;
@@ -275,7 +273,15 @@ impl<T: Control> Engine<T> {
             }
             Command::Connect { metadata } => self.raw_connect(&metadata),
             Command::Notify { peer, filling } => self.raw_notify(peer, &filling),
-            Command::NotifyMany { peer, count } => self.raw_notify_many(peer, count),
+            Command::NotifyMany { peer, count, lengths } => self.raw_notify_many(peer, count, &lengths),
+            Command::Cancel { ticket } => {
+                self.transport.cancel(Ticket(ticket));
+                Ok(json!({}))
+            }
+            Command::Disconnect { peer } => {
+                self.transport.disconnect(PeerId(peer));
+                Ok(json!({}))
+            }
         }
     }
 

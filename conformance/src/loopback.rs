@@ -111,6 +111,11 @@ impl Fabric {
         self.state().close(id);
     }
 
+    /// The endpoint's process stands still, or goes on: attempts to connect to it stay open meanwhile.
+    pub fn stop(&self, id: EndpointId, stopped: bool) {
+        self.state().stop(id, stopped);
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

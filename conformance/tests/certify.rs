@@ -10,6 +10,7 @@ use conformance::{
     certify::{Lane, Outcome, Progress, Verdict, all, lab::Trouble, run, table},
     engine::{Command, Filling},
 };
+use lease_proto::frame::Frame;
 use serde_json::{Value, json};
 
 /// A fault, the cases that must see it, and what they must say.
@@ -22,6 +23,9 @@ const NOTIFY: &[Row] = &[
     (&["notify/bytes"], "expected 1 bytes as they were sent", || Twist::those("received", |e| e["hex"] == "80", |e| vec![with(e, "hex", "00")])),
     (&["notify/bytes", "notify/empty"], "as they were sent", || Twist::each("received", |e| vec![e.clone(), e])),
     (&["notify/empty"], "did not come", || Twist::those("received", |e| e["length"] == 0, |_| vec![])),
+    (&["notify/sizes"], "did not come", || Twist::those("received", |e| (2001..65_536).contains(&length(e)), |_| vec![])),
+    (&["notify/sizes"], "did not come", || Twist::those("received", |e| length(e) == 4097, |_| vec![])),
+    (&["notify/sizes"], "expected 1023 bytes", || Twist::those("received", |e| length(e) == 1023, |e| vec![with(e, "hex", "00")])),
     (&["notify/largest"], "expected 65536 bytes", || Twist::those("received", |e| e["length"] == 65_536, |e| {
         let hex = e["hex"].as_str().unwrap_or_default().strip_suffix("ff").unwrap_or_default().to_owned();
         vec![with(with(e, "hex", hex), "length", 65_535)]
@@ -38,6 +42,12 @@ const NOTIFY: &[Row] = &[
             _ => [e].into_iter().chain(late.take()).collect(),
         })
     }),
+    // A long one that the short one behind it overtakes, and one that lost its end.
+    (&["notify/order"], "expected 10, got 11", || {
+        let mut late = None;
+        Twist::each("received", move |e| if length(&e) > 4 { late = Some(e); vec![] } else { [e].into_iter().chain(late.take()).collect() })
+    }),
+    (&["notify/order"], "not what was sent", || Twist::those("received", |e| length(e) == 65_536, |e| vec![with(e, "hex", "0a000000")])),
     (&["notify/order"], "not accepted", || Twist::answers(|command, answer| match command {
         Command::NotifyMany { .. } => Ok(json!({"result": "peer lost", "sent": 9})),
         _ => answer,
@@ -55,6 +65,30 @@ const NOTIFY: &[Row] = &[
 #[rustfmt::skip] // a table
 const CONNECT: &[Row] = &[
     (&["connect/early", "connect/gone"], "expected linked", || Twist::lost("linked")),
+    (&["connect/early"], "connected to a peer that stands still", Twist::runs_on),
+    (&["connect/cancel"], "linked, though it was cancelled", || Twist::ignores(|command| matches!(command, Command::Cancel { .. }))),
+    (&["connect/gone"], "expected link_failed", || Twist::lost("link_failed")),
+    (&["connect/gone"], "expected 1 failures of one attempt, got 2", || Twist::each("link_failed", |e| vec![e.clone(), e])),
+    (&["connect/gone"], "expected 0 failures of one attempt, got 1", || {
+        let mut late = None;
+        Twist::all(move |e| if e["event"] == "link_failed" { late = Some(e); vec![] } else { [e].into_iter().chain(late.take()).collect() }).reports_no_dead()
+    }),
+    (&["connect/lost"], "expected link_lost", || Twist::lost("link_lost")),
+    (&["connect/lost"], "expected one report, got 2", || Twist::each("link_lost", |e| vec![e.clone(), e])),
+    (&["connect/lost", "connect/disconnect"], "expected not connected", || Twist::answers(|command, answer| match command {
+        Command::Notify { .. } => Ok(json!({"result": "ok"})),
+        _ => answer,
+    })),
+    (&["connect/disconnect"], "expected not connected", || Twist::ignores(|command| matches!(command, Command::Disconnect { .. }))),
+    // Nothing but the transport's own metadata, cut or with another beginning, in a frame that is right.
+    (&["connect/garbage"], "bytes of garbage gave", || Twist::answers(|command, answer| match command {
+        Command::Connect { metadata } if framed(metadata).is_some_and(|payload| payload.len() == 15) => Ok(json!({"result": "ok", "ticket": 1})),
+        _ => answer,
+    })),
+    (&["connect/garbage"], "bytes of garbage gave", || Twist::answers(|command, answer| match command {
+        Command::Connect { metadata } if framed(metadata).is_some_and(|payload| payload.len() == 16 && !payload.starts_with(b"loopback")) => Ok(json!({"result": "ok", "ticket": 1})),
+        _ => answer,
+    })),
     (&["connect/early"], "expected received", || Twist::lost("received")),
     (&["connect/gone"], "connected to a dead peer", || Twist::each("link_failed", |e| vec![with(with(e, "event", "linked"), "peer", 1)])),
     (&["connect/garbage"], "bytes of garbage gave", || Twist::answers(|command, answer| match command {
@@ -113,7 +147,9 @@ const FAULT: &[Row] = &[
     }),
     // An answer that the holder forgot: a promise was made that it did not keep.
     (&["fault/native/reader-killed", "fault/vllm/reader-killed"], "the last promise was", || Twist::each("renewed", |e| vec![moved(e, "expires", 1)])),
-    (&["fault/native/reader-stopped", "fault/vllm/reader-stopped"], "a stale read was called valid", || Twist::says("read_done", "verdict", "valid")),
+    (&["fault/vllm/reader-stopped"], "expected unverified", || Twist::says("read_done", "verdict", "valid")),
+    (&["fault/vllm/reader-stopped"], "expected unverified", || Twist::says("read_done", "verdict", "invalid")),
+    (&["fault/native/reader-stopped"], "a stale read was called valid", || Twist::says("read_done", "verdict", "valid")),
     (&["fault/native/reader-stopped", "fault/vllm/reader-stopped"], "the read was forgotten", || Twist::answers(|command, answer| match command {
         Command::ReadEnded { .. } => Err("no request of that name is known here".into()),
         _ => answer,
@@ -124,6 +160,17 @@ const FAULT: &[Row] = &[
     (&["fault/vllm/holder-restarted"], "expected unverified", || Twist::says("read_done", "verdict", "valid")),
 ];
 
+fn length(received: &Value) -> u64 {
+    received["length"].as_u64().unwrap_or_default()
+}
+
+/// What is in a whole frame.
+fn framed(hex: &str) -> Option<Vec<u8>> {
+    let bytes: Result<Vec<u8>, _> =
+        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(hex.get(at..at + 2).unwrap_or_default(), 16)).collect();
+    Some(Frame::decode(&bytes.ok()?).ok()?.payload().to_vec())
+}
+
 fn rows() -> impl Iterator<Item = Row> {
     [NOTIFY, CONNECT, LEASE, FAULT].concat().into_iter()
 }
@@ -133,6 +180,14 @@ fn every_case_passes_where_nothing_is_wrong() {
     for case in all() {
         assert_eq!(case.try_in(Broken::new(Twist::none())), Ok(()), "{}", case.id);
     }
+}
+
+#[test]
+fn a_transport_that_reports_no_dead_peers_is_not_asked_to() {
+    let outcome =
+        |id: &str, twist: Twist| all().iter().find(|case| case.id == id).unwrap().try_in(Broken::new(twist.reports_no_dead()));
+    assert!(matches!(outcome("connect/lost", Twist::lost("link_lost")), Err(Trouble::Skip(_))));
+    assert_eq!(outcome("connect/gone", Twist::lost("link_failed")), Ok(()));
 }
 
 #[test]

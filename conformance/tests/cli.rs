@@ -121,6 +121,9 @@ fn leases_that_cannot_be() {
         ("prefill --grant a --consumers 0", "at least one rank"),
         ("prefill --grant a --consumers 65536", "--consumers"),
         ("prefill --grant a --ttl x", SECONDS),
+        ("prefill --grant a --ttl 0", "--ttl 0: expected 0.1 to 86400 s"),
+        ("prefill --grant a --ttl 0.099999999", RANGE),
+        ("prefill --grant a --ttl 86400.000000001", RANGE),
     ]);
 }
 
@@ -279,9 +282,84 @@ fn a_report_has_one_object_per_case_and_lane() {
 }
 
 #[test]
+fn a_transport_that_is_not_here_is_certified_by_nothing() {
+    let without_tcp = |args: &str| Run::start(kvlease(args.split(' ')).env("UCX_NET_DEVICES", "zork")).end();
+    for named in ["ucx:tcp", "loopback,ucx:tcp"] {
+        let end = without_tcp(&format!("certify --only notify/empty --transport {named}"));
+        assert_eq!(end.code, Some(2), "{end:?}");
+        let last = end.stderr.lines().last().unwrap_or_default();
+        assert!(last.starts_with("kvlease certify: nothing certified about ucx:tcp: ucx finds no usable transport"), "{end:?}");
+    }
+    // Nobody asked for it, or for its other way too.
+    for others in ["certify --only notify/empty", "certify --only notify/empty --transport ucx"] {
+        let end = without_tcp(others);
+        assert_eq!(end.code, Some(0), "{end:?}");
+        assert!(end.said.iter().any(|line| line.as_str().is_some_and(|line| line.contains(" 1 skipped"))), "{end:?}");
+    }
+}
+
+#[test]
+fn a_transport_that_cannot_start_for_another_reason_gives_no_verdict() {
+    let mut command = kvlease("certify --only notify/empty --transport loopback,ucx:tcp".split(' '));
+    let end = Run::start(command.env("UCX_TCP_CM_REUSEADDR", "zork").env("UCX_MM_ERROR_HANDLING", "zork")).end();
+    assert_eq!((end.code, end.said.len()), (Some(2), 0), "{end:?}");
+    assert!(end.stderr.contains("did not become ready"), "{end:?}");
+}
+
+/// Processes that a process has started.
+fn children(pid: u32) -> Vec<u32> {
+    let stats = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let pid = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        Some((pid, parent(pid)?))
+    });
+    stats.filter(|(_, parent)| *parent == pid).map(|(child, _)| child).collect()
+}
+
+/// Its state and its parent follow its name, which is in brackets.
+fn stat(pid: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(stat.rsplit_once(')')?.1.split_whitespace().take(2).map(str::to_owned).collect())
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    stat(pid)?[1].parse().ok()
+}
+
+fn until<T>(what: &str, mut is: impl FnMut() -> Option<T>) -> T {
+    let start = std::time::Instant::now();
+    loop {
+        if let Some(found) = is() {
+            return found;
+        }
+        assert!(start.elapsed().as_secs() < 60, "not {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn nodes_that_stand_still_die_with_who_started_them() {
+    let certify = Run::start(&mut kvlease("certify --only fault/native/reader-stopped --transport ucx:tcp".split(' ')));
+    let is_stopped = |pid: &u32| stat(*pid).is_some_and(|stat| stat[0] == "T");
+    let nodes = until("stopped", || Some(children(certify.pid())).filter(|nodes| nodes.iter().any(is_stopped)));
+    certify.signal(rustix::process::Signal::KILL);
+    assert_eq!(certify.end().code, None);
+    until("gone", || nodes.iter().all(|node| stat(*node).is_none_or(|stat| stat[0] == "Z")).then_some(()));
+}
+
+#[test]
+fn a_running_prefill_instance_can_be_piped_into_a_decode_instance() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut prefill = kvlease("prefill --lease 6 --grant a b".split(' ')).stdout(writer).stderr(Stdio::null()).spawn().unwrap();
+    let end = Run::start(kvlease(["decode", "--params", "-"]).stdin(reader)).end();
+    prefill.wait().unwrap(); // its last words may find nobody
+    assert_eq!(end.code, Some(0), "{end:?}");
+    assert_eq!(end.events("read_done").len(), 2, "{end:?}");
+}
+
+#[test]
 fn cases_can_be_listed_by_prefix() {
     let end = Run::start(&mut kvlease(["certify", "--list", "--only", "connect/"])).end();
     assert_eq!((end.code, end.stderr.as_str()), (Some(0), ""));
     let ids: Vec<&str> = end.said.iter().filter_map(|line| line.as_str()?.split_whitespace().next()).collect();
-    assert_eq!(ids, ["connect/early", "connect/gone", "connect/garbage"]);
+    assert_eq!(ids, ["early", "cancel", "gone", "lost", "disconnect", "garbage"].map(|id| format!("connect/{id}")));
 }

@@ -254,6 +254,24 @@ fn an_attempt_over_a_cut_link_fails_once_it_is_healed_and_nobody_is_there() {
 }
 
 #[test]
+fn an_attempt_to_who_stands_still_is_resolved_once_it_goes_on_or_is_gone() {
+    let (fabric, p, mut d, peer, _) = pair(1);
+    fabric.stop(p.id(), true);
+    let open = attempt(&mut d, &p);
+    fabric.advance_to(seconds(1000));
+    assert_eq!(d.poll().unwrap(), None, "no answer is no failure");
+    fabric.stop(p.id(), false);
+    assert!(matches!(d.poll().unwrap(), Some(Incoming::Connected { ticket, peer: again }) if ticket == open && again != peer));
+    fabric.stop(p.id(), true);
+    let open = attempt(&mut d, &p);
+    drop(p);
+    let failed = std::iter::from_fn(|| {
+        d.poll().unwrap().map(|told| matches!(told, Incoming::ConnectFailed { ticket, .. } if ticket == open))
+    });
+    assert_eq!(failed.collect::<Vec<bool>>(), [false, false, true], "after the two connections that are lost");
+}
+
+#[test]
 fn a_cancelled_attempt_is_never_resolved_and_its_peer_never_was() {
     let (fabric, p, mut d, peer, way) = pair(1);
     // Cancelled while it is open, after it succeeded unseen, after its peer died too, and after it failed unseen.

@@ -4,5 +4,5 @@ use transport_ucx::{UcxConfig, UcxTransport};
 
 fn main() -> std::process::ExitCode {
     let open = |lane: Option<&str>| UcxTransport::new(UcxConfig { tls: lane.map(str::to_owned), ..UcxConfig::default() });
-    conformance::cli::peer::main("kvlease-peer-ucx", open, UcxTransport::arm)
+    conformance::cli::peer::main("kvlease", open, UcxTransport::arm)
 }

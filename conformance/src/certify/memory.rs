@@ -90,6 +90,9 @@ impl Lab for MemoryLab {
 
     fn signal(&mut self, node: NodeId, signal: Signal) -> Result<(), Trouble> {
         let node = self.nodes.get_mut(node.0).ok_or_else(|| Trouble::Harness("no such node".into()))?;
+        if let Some(engine) = &mut node.engine {
+            self.fabric.stop(engine.transport().id(), signal == Signal::Stop);
+        }
         match signal {
             Signal::Kill => node.engine = None,
             Signal::Stop => node.stopped = true,

@@ -15,6 +15,9 @@ use serde_json::Value;
 use super::lab::{LEASE, Lab, NodeId, PATIENCE, Signal, Spec, Trouble};
 use crate::engine::Command;
 
+/// Lines that a library may write before its node is ready.
+const MOST_NOISE: usize = 1000;
+
 /// Nodes that are processes of one peer executable.
 pub struct ProcessLab {
     executable: PathBuf,
@@ -54,11 +57,19 @@ impl Lab for ProcessLab {
         process.env("UCX_DEBUG_SIGNO", "0").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let cannot = |error: std::io::Error| Trouble::Harness(format!("cannot start {}: {error}", self.executable.display()));
         let mut node = Node::new(process.spawn().map_err(cannot)?);
-        let first = node.line(PATIENCE);
+        let mut first = node.line(PATIENCE);
+        for _ in 0..MOST_NOISE {
+            if !matches!(&first, Ok(Some(line)) if line["event"] == "noise") {
+                break;
+            }
+            first = node.line(PATIENCE); // what follows says more: an answer, or its end
+        }
         self.nodes.push(node); // also where it is of no use: it is awaited with the others
         // Nothing was tried yet, so this says nothing about the transport.
         let first = first.map_err(|trouble| match trouble {
-            Trouble::Failed(why) | Trouble::Skip(why) | Trouble::Harness(why) => Trouble::Harness(why),
+            Trouble::Failed(why) | Trouble::Skip(why) | Trouble::Harness(why) => {
+                Trouble::Harness(format!("{} did not become ready: {why}", self.executable.display()))
+            }
         })?;
         match first.as_ref().and_then(|first| first.get("unavailable")) {
             _ if first.as_ref().is_some_and(|first| first.get("ready").is_some()) => Ok(NodeId(self.nodes.len() - 1)),

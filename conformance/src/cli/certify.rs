@@ -25,7 +25,7 @@ pub struct CertifyArgs {
     pub json: Option<PathBuf>,
 }
 
-/// Certifies; 0 if nothing failed, 1 if something did, 2 if there is no verdict.
+/// Certifies; 0 if something passed and nothing failed, 1 if something failed, 2 if there is no verdict.
 pub fn certify(args: &CertifyArgs) -> ExitCode {
     let mut cases = all();
     if let Some(only) = &args.only {
@@ -64,8 +64,32 @@ pub fn certify(args: &CertifyArgs) -> ExitCode {
     if let Err(error) = written {
         return complain("kvlease certify", format!("cannot write the report: {error}"));
     }
-    let failed = outcomes.iter().any(|outcome| matches!(outcome.verdict, Verdict::Fail(_)));
-    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if outcomes.iter().any(|outcome| matches!(outcome.verdict, Verdict::Fail(_))) {
+        return ExitCode::FAILURE;
+    }
+    untried(&args.transport, &outcomes).map_or(ExitCode::SUCCESS, |why| complain("kvlease certify", why))
+}
+
+/// What was asked for and not tried: a transport that was named, or everything.
+fn untried(asked: &[TransportName], outcomes: &[Outcome]) -> Option<String> {
+    let mut all: Vec<(String, Vec<&Outcome>)> = asked
+        .iter()
+        .map(|name| (name.to_string(), outcomes.iter().filter(|outcome| is_lane_of(&outcome.lane, name)).collect()))
+        .collect();
+    all.push(("all transports".to_owned(), outcomes.iter().collect()));
+    all.iter().find_map(|(name, outcomes)| {
+        let reasons = outcomes.iter().map(|outcome| match &outcome.verdict {
+            Verdict::Skip(why) => Some(why),
+            _ => None,
+        });
+        let reasons = reasons.collect::<Option<Vec<&String>>>()?;
+        let why = reasons.first().map_or("there was nothing to try", |why| why.as_str());
+        Some(format!("nothing certified about {name}: {why}"))
+    })
+}
+
+fn is_lane_of(lane: &Lane, TransportName { name, lane: way }: &TransportName) -> bool {
+    lane.transport() == name && way.as_ref().is_none_or(|way| lane.lane() == way)
 }
 
 /// Prints, and tells how to end if nobody reads it.

@@ -27,7 +27,8 @@ pub struct DecodeArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub role: RoleArgs,
-    /// File with the transfer parameters, one JSON object a line, as a prefill instance prints them; - is standard input
+    /// File with the transfer parameters, one JSON object a line, as a prefill instance prints them; - is standard input, taken
+    /// up to the first event, so that a running prefill instance can be piped into this
     #[arg(long, value_name = "FILE")]
     pub params: PathBuf,
     /// How long each request waits before it is read
@@ -35,15 +36,17 @@ pub struct DecodeArgs {
     pub hold: Duration,
 }
 
-/// The transfer parameters in a file. Lines that are a prefill instance's events are passed over.
+/// The transfer parameters in a file. Lines that are a prefill instance's events are passed over; on standard input the first of
+/// them ends the parameters, since a running instance tells events for as long as it lives.
 ///
 /// # Errors
 /// What is wrong, with the line.
 pub fn read_params(path: &Path) -> Result<Vec<Value>, String> {
     let name = path.display();
-    let input: Box<dyn Read> = match path.to_str() {
-        Some("-") => Box::new(std::io::stdin()),
-        _ => Box::new(File::open(path).map_err(|error| format!("{name}: {error}"))?),
+    let is_pipe = path.to_str() == Some("-");
+    let input: Box<dyn Read> = match is_pipe {
+        true => Box::new(std::io::stdin()),
+        false => Box::new(File::open(path).map_err(|error| format!("{name}: {error}"))?),
     };
     let mut input = BufReader::new(input.take(LARGEST));
     let (mut all, mut requests) = (Vec::new(), BTreeSet::new());
@@ -55,6 +58,11 @@ pub fn read_params(path: &Path) -> Result<Vec<Value>, String> {
         let wrong = |why: String| format!("{name}:{number}: {why}; expected {{\"kv_transfer_params\":{{…}}}} on one line");
         let value: Value = serde_json::from_str(&line).map_err(|error| wrong(format!("not JSON: {error}")))?;
         match &value {
+            Value::Object(object) if object.contains_key("event") && is_pipe => {
+                // Nobody is held up who goes on telling.
+                std::thread::spawn(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+                break;
+            }
             Value::Object(object) if object.contains_key("event") => {}
             Value::Object(_) => {
                 let request = params_request(&value).map_err(wrong)?;

@@ -35,6 +35,9 @@ enum Role {
     /// Read blocks: keep the leases of these parameters for as long as they wait, then complete them
     Decode(DecodeArgs),
     /// Certify the transports of this machine, each case between two processes
+    ///
+    /// Exits with 0 if something passed and nothing failed, 1 if something failed, 2 if there is no verdict, as about a transport that
+    /// was named and is not here.
     Certify(CertifyArgs),
 }
 

@@ -7,9 +7,10 @@ use lease_proto::{
     clock::SystemClock,
     config::Config,
     time::Duration,
-    transport::{Control, Error as _},
+    transport::{Control, Error as _, ErrorKind},
     wire::Wire,
 };
+use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::json;
 
 use super::{
@@ -113,6 +114,9 @@ fn run_agent<T: Control>(
     open: impl FnOnce(Option<&str>) -> Result<T, T::Error>,
     arm: Arm<T>,
 ) -> Result<(), EngineError> {
+    // Whoever started it (a thread, which outlives its nodes) may be killed while this stands still. If that has happened already,
+    // the control line is closed.
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| EngineError::Invalid(error.to_string()))?;
     let (seed, incarnation) = entropy()?;
     let setup = Setup {
         name: args.name.clone(),
@@ -126,7 +130,10 @@ fn run_agent<T: Control>(
     let broken = |error: std::io::Error| EngineError::Invalid(format!("the control line is broken: {error}"));
     let engine = match start(setup, || open(Some(&args.lane))) {
         Ok(engine) => engine,
-        Err(error) => return say(&json!({"unavailable": error.to_string()})).map_err(broken),
+        Err(EngineError::Transport { kind: ErrorKind::Unavailable, text }) => {
+            return say(&json!({"unavailable": text})).map_err(broken);
+        }
+        Err(error) => return Err(error),
     };
     say(&json!({"ready": true})).map_err(broken)?;
     serve(engine, arm)

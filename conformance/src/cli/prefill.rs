@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use clap::Args;
 use lease_proto::{
+    config::LONGEST_LEASE,
     id::RequestId,
     time::Duration,
     transport::Control,
@@ -25,7 +26,7 @@ pub struct PrefillArgs {
     /// How many decode ranks will read each of them, as a check
     #[arg(long, value_name = "COUNT")]
     pub consumers: Option<u16>,
-    /// A fixed time to live in seconds, in place of a lease that can be renewed
+    /// A fixed time to live in seconds, 0.1 to 86400, in place of a lease that can be renewed
     #[arg(long, value_name = "SECONDS")]
     pub ttl: Option<Duration>,
 }
@@ -57,9 +58,17 @@ impl PrefillArgs {
         if self.consumers == Some(0) {
             return Err(EngineError::Invalid("--consumers 0: at least one rank reads, or leave it out".into()));
         }
-        Ok(())
+        match self.ttl {
+            Some(ttl) if !(SHORTEST_TTL..=LONGEST_LEASE).contains(&ttl) => Err(EngineError::Invalid(format!(
+                "--ttl {ttl}: expected {SHORTEST_TTL} to {LONGEST_LEASE} s, or leave it out for a lease that can be renewed"
+            ))),
+            _ => Ok(()),
+        }
     }
 }
+
+/// As short as a lease may be.
+const SHORTEST_TTL: Duration = Duration::from_millis(100);
 
 /// Grants, prints the transfer parameters and then events, and returns when all leases are over.
 ///

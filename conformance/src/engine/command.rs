@@ -59,6 +59,16 @@ pub enum Command {
         /// A frame, as hex.
         metadata: String,
     },
+    /// Give an attempt to connect up.
+    Cancel {
+        /// The attempt's number.
+        ticket: u64,
+    },
+    /// Forget a peer.
+    Disconnect {
+        /// The peer's number.
+        peer: u64,
+    },
     /// Send bytes without the protocol.
     Notify {
         /// The peer's number.
@@ -72,7 +82,15 @@ pub enum Command {
         peer: u64,
         /// How many.
         count: u32,
+        /// Their lengths, over and over.
+        lengths: Vec<usize>,
     },
+}
+
+/// The message of this number: the number itself in four bytes, then bytes that count up from zero.
+pub fn numbered(number: u32, length: usize) -> Vec<u8> {
+    let rest = (0..length.saturating_sub(4)).map(|at| at as u8);
+    number.to_le_bytes().into_iter().chain(rest).collect()
 }
 
 /// A lease to grant.

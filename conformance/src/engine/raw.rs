@@ -3,16 +3,31 @@
 use lease_proto::{
     frame::Frame,
     time::Duration,
-    transport::{Control, Error as _, ErrorKind, Incoming, PeerId},
+    transport::{Control, DeadPeer, Error as _, ErrorKind, Incoming, PeerId},
 };
 use serde_json::{Value, json};
 
-use super::{Engine, EngineError, Filling, hex, transport_error, unhex};
+use super::{Engine, EngineError, Filling, hex, numbered, transport_error, unhex};
 
-/// Turns of the transport that a command may take before it gives up. The transport moves in each, or waits in `flush`.
-const PATIENCE: usize = 200_000;
+/// How long a message may be refused because too many are in flight: an end to hanging, by the machine's own clock.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);
 
 impl<T: Control> Engine<T> {
+    /// How to connect here, and what the transport states about itself.
+    pub(super) fn raw_metadata(&self) -> Value {
+        let states = self.transport.capabilities();
+        let dead_peer = match states.dead_peer {
+            DeadPeer::Never => "never".to_owned(),
+            DeadPeer::Within(time) => time.to_string(),
+        };
+        json!({
+            "metadata": hex(&self.frame),
+            "max": states.max_notification,
+            "ordered": states.ordered,
+            "dead_peer": dead_peer,
+        })
+    }
+
     pub(super) fn raw_connect(&mut self, metadata: &str) -> Result<Value, EngineError> {
         let bytes = unhex(metadata).ok_or_else(|| EngineError::Invalid("expected hex".into()))?;
         let frame = match Frame::decode(&bytes) {
@@ -35,15 +50,15 @@ impl<T: Control> Engine<T> {
         Ok(json!({"result": result.err().unwrap_or("ok")}))
     }
 
-    pub(super) fn raw_notify_many(&mut self, peer: u64, count: u32) -> Result<Value, EngineError> {
-        for number in 0..count {
-            let mut left = PATIENCE;
-            while let Err(error) = self.transport.notify(PeerId(peer), &number.to_le_bytes()) {
-                if error.kind() != ErrorKind::WouldBlock || left == 0 {
+    pub(super) fn raw_notify_many(&mut self, peer: u64, count: u32, lengths: &[usize]) -> Result<Value, EngineError> {
+        for (number, length) in (0..count).zip(lengths.iter().cycle()) {
+            let (bytes, start) = (numbered(number, *length), std::time::Instant::now());
+            while let Err(error) = self.transport.notify(PeerId(peer), &bytes) {
+                if error.kind() != ErrorKind::WouldBlock || start.elapsed() > PATIENCE {
                     return Ok(json!({"result": error.kind().name(), "sent": number}));
                 }
-                left -= 1;
                 self.transport.flush(super::FLUSH).map_err(transport_error)?;
+                std::thread::yield_now(); // to who takes them in
             }
         }
         self.transport.flush(super::FLUSH).map_err(transport_error)?;

@@ -56,9 +56,10 @@ struct Endpoint {
     /// By time of arrival, then order of sending.
     under_way: BTreeMap<(Instant, u64), Sent>,
     connections: BTreeMap<PeerId, EndpointId>,
-    /// Attempts that a cut link keeps open.
+    /// Attempts that a cut link or a stopped peer keeps open.
     attempts: Vec<(Ticket, EndpointId)>,
     waker: Option<Waker>,
+    stopped: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -131,6 +132,7 @@ impl State {
                 endpoint.arrive(Arrived::PeerLost { peer });
             }
         }
+        self.settle_all_attempts();
     }
 
     pub(super) fn connect(&mut self, from: EndpointId, to: EndpointId) -> Ticket {
@@ -156,15 +158,21 @@ impl State {
         }
     }
 
-    /// Attempts over a cut link stay open; others succeed if there is somebody.
+    fn settle_all_attempts(&mut self) {
+        let all: Vec<EndpointId> = self.endpoints.keys().copied().collect();
+        all.into_iter().for_each(|from| self.settle_attempts(from));
+    }
+
+    /// Attempts over a cut link, or to who stands still, stay open; others succeed if there is somebody.
     fn settle_attempts(&mut self, from: EndpointId) {
         let attempts = self.endpoints.get_mut(&from).map(|endpoint| std::mem::take(&mut endpoint.attempts)).unwrap_or_default();
         for (ticket, to) in attempts {
             let cut = [Link { from, to }, Link { from: to, to: from }].iter().any(|link| self.lane(*link).fault.cut);
             let peer = PeerId(self.number());
             let there = self.endpoints.contains_key(&to);
+            let stopped = self.endpoints.get(&to).is_some_and(|endpoint| endpoint.stopped);
             let Some(endpoint) = self.endpoints.get_mut(&from) else { return };
-            if cut {
+            if cut || stopped {
                 endpoint.attempts.push((ticket, to));
             } else if there {
                 endpoint.connections.insert(peer, to);
@@ -173,6 +181,13 @@ impl State {
                 endpoint.arrive(Arrived::ConnectFailed { ticket });
             }
         }
+    }
+
+    pub(super) fn stop(&mut self, id: EndpointId, stopped: bool) {
+        if let Some(endpoint) = self.endpoints.get_mut(&id) {
+            endpoint.stopped = stopped;
+        }
+        self.settle_all_attempts();
     }
 
     pub(super) fn disconnect(&mut self, id: EndpointId, peer: PeerId) {

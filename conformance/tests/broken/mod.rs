@@ -22,11 +22,20 @@ pub(crate) struct Twist {
     tell: Tell,
     /// What becomes of an answer.
     answer: Reply,
+    /// What is not done, though it is answered.
+    ignores: fn(&Command) -> bool,
+    /// Its nodes do not stand still when they are stopped.
+    runs_on: bool,
 }
 
 impl Twist {
     pub(crate) fn none() -> Self {
-        Self { tell: Box::new(|_, event| vec![event]), answer: Box::new(|_, answer| answer) }
+        Self { tell: Box::new(|_, event| vec![event]), answer: Box::new(|_, answer| answer), ignores: |_| false, runs_on: false }
+    }
+
+    /// Every event becomes what `f` makes of it.
+    pub(crate) fn all(mut f: impl FnMut(Value) -> Vec<Value> + 'static) -> Self {
+        Self { tell: Box::new(move |_, event| f(event)), ..Self::none() }
     }
 
     /// Every event of this name becomes what `f` makes of it.
@@ -43,6 +52,25 @@ impl Twist {
     /// Events of this name get lost.
     pub(crate) fn lost(name: &'static str) -> Self {
         Self::each(name, |_| Vec::new())
+    }
+
+    /// Commands that `which` picks are answered, and not carried out.
+    pub(crate) fn ignores(which: fn(&Command) -> bool) -> Self {
+        Self { ignores: which, ..Self::none() }
+    }
+
+    /// Stopped nodes go on.
+    pub(crate) fn runs_on() -> Self {
+        Self { runs_on: true, ..Self::none() }
+    }
+
+    /// The transport states that it reports no dead peers.
+    pub(crate) fn reports_no_dead(self) -> Self {
+        let answers = Self::answers(|command, answer| match command {
+            Command::Metadata => answer.map(|answer| with(answer, "dead_peer", "never")),
+            _ => answer,
+        });
+        Self { answer: answers.answer, ..self }
     }
 
     /// Events of this name carry something else under this key.
@@ -90,6 +118,9 @@ impl Lab for Broken {
     }
 
     fn ask(&mut self, node: NodeId, command: Command) -> Result<Answer, Trouble> {
+        if (self.twist.ignores)(&command) {
+            return Ok(Ok(Value::Object(serde_json::Map::new())));
+        }
         let answer = self.inner.ask(node, command.clone())?;
         Ok((self.twist.answer)(&command, answer))
     }
@@ -111,6 +142,9 @@ impl Lab for Broken {
     }
 
     fn signal(&mut self, node: NodeId, signal: Signal) -> Result<(), Trouble> {
+        if self.twist.runs_on && signal != Signal::Kill {
+            return Ok(());
+        }
         self.inner.signal(node, signal)
     }
 }

@@ -3,14 +3,23 @@
 use serde_json::Value;
 
 use super::{Bench, Case, Command, NodeId, Trouble, ensure};
-use crate::engine::{Filling, hex};
+use crate::engine::{Filling, hex, numbered, unhex};
 
 pub(super) const CASES: &[Case] = &[
     Case { id: "notify/bytes", requires: "every byte value arrives unchanged", run: bytes },
     Case { id: "notify/empty", requires: "an empty notification arrives as one", run: empty },
+    Case {
+        id: "notify/sizes",
+        requires: "every size up to the largest stated one arrives unchanged: powers of two and around",
+        run: sizes,
+    },
     Case { id: "notify/largest", requires: "a notification of the largest stated size arrives unchanged", run: largest },
     Case { id: "notify/too-large", requires: "one byte more is refused as too large, and harms nothing", run: too_large },
-    Case { id: "notify/order", requires: "notifications to one peer arrive in order, where the transport states it", run: order },
+    Case {
+        id: "notify/order",
+        requires: "short and long notifications to one peer arrive in order, where the transport states it",
+        run: order,
+    },
     Case { id: "notify/complete", requires: "of many notifications none is lost and none doubled", run: complete },
 ];
 
@@ -67,6 +76,16 @@ fn empty(bench: &mut Bench) -> Result<(), Trouble> {
     arrives(bench, &at, Filling::Counting(1), &[0])
 }
 
+fn sizes(bench: &mut Bench) -> Result<(), Trouble> {
+    let at = linked(bench)?;
+    let powers = (0..usize::BITS).map(|exponent| 1_usize << exponent).take_while(|power| *power <= at.max);
+    for size in powers.flat_map(|power| [power - 1, power, power + 1]).filter(|size| *size <= at.max) {
+        let expected: Vec<u8> = (0..size).map(|byte| byte as u8).collect();
+        arrives(bench, &at, Filling::Counting(size), &expected)?;
+    }
+    Ok(())
+}
+
 fn largest(bench: &mut Bench) -> Result<(), Trouble> {
     let at = linked(bench)?;
     let expected: Vec<u8> = (0..at.max).map(|byte| byte as u8).collect();
@@ -80,14 +99,19 @@ fn too_large(bench: &mut Bench) -> Result<(), Trouble> {
     arrives(bench, &at, Filling::Hex("2a".into()), &[42])
 }
 
-fn many(bench: &mut Bench, at: &Linked) -> Result<Vec<u32>, Trouble> {
-    let answer = bench.tell(at.from, Command::NotifyMany { peer: at.peer, count: MANY })?;
+/// Sends many, of these lengths over and over, and returns their numbers as they come.
+fn many(bench: &mut Bench, at: &Linked, lengths: Vec<usize>) -> Result<Vec<u32>, Trouble> {
+    let answer = bench.tell(at.from, Command::NotifyMany { peer: at.peer, count: MANY, lengths: lengths.clone() })?;
     ensure(answer["result"] == "ok", || format!("not accepted: {answer}"))?;
     let mut numbers = Vec::new();
     while numbers.len() < MANY as usize {
         let event = bench.wait(at.to, "received", |_| true)?;
-        let bytes = event["hex"].as_str().and_then(crate::engine::unhex).and_then(|bytes| bytes.try_into().ok());
-        numbers.push(bytes.map(u32::from_le_bytes).ok_or_else(|| Trouble::Failed(format!("not what was sent: {event}")))?);
+        let bytes = event["hex"].as_str().and_then(unhex).unwrap_or_default();
+        let number = bytes
+            .first_chunk()
+            .map(|number| u32::from_le_bytes(*number))
+            .filter(|number| *number < MANY && bytes == numbered(*number, lengths[*number as usize % lengths.len()]));
+        numbers.push(number.ok_or_else(|| Trouble::Failed(format!("not what was sent: {} bytes", event["length"])))?);
     }
     Ok(numbers)
 }
@@ -97,14 +121,19 @@ fn order(bench: &mut Bench) -> Result<(), Trouble> {
     if !at.ordered {
         return Err(Trouble::Skip("the transport states no order".into()));
     }
-    let numbers = many(bench, &at)?;
+    // A few long ones, each with short ones behind it.
+    let mut lengths = vec![4; 50];
+    for (behind, length) in [(10, at.max), (20, at.max / 2), (30, 8192), (40, 1024)] {
+        lengths[behind] = length.clamp(4, at.max.max(4));
+    }
+    let numbers = many(bench, &at, lengths)?;
     let wrong = numbers.iter().zip(0..MANY).find(|(got, expected)| *got != expected);
     ensure(wrong.is_none(), || format!("expected {}, got {}", wrong.map_or(0, |w| w.1), wrong.map_or(0, |w| *w.0)))
 }
 
 fn complete(bench: &mut Bench) -> Result<(), Trouble> {
     let at = linked(bench)?;
-    let mut numbers = many(bench, &at)?;
+    let mut numbers = many(bench, &at, vec![4])?;
     numbers.sort_unstable();
     ensure(numbers.iter().copied().eq(0..MANY), || "some are lost and others doubled".into())?;
     // What would be doubled comes before this one, or never.
