@@ -11,6 +11,7 @@ mod connection;
 mod leg;
 mod offset;
 mod peers;
+mod queue;
 mod verdict;
 
 pub use leg::{Leg, Request};
@@ -31,7 +32,8 @@ use crate::{
     transport::{ErrorKind, PeerId, Ticket},
     wire::{Message, Wire, native::Body, vllm},
 };
-use leg::{BY_TOKEN, NIL, Phase, Status};
+use leg::{BY_TOKEN, Phase, Status};
+use queue::Queue;
 
 /// A request that is tracked. Stale once the request is resolved; never names another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,17 +65,6 @@ pub struct Reader<R, G, P, M> {
     clock: Instant,
     /// The clock as it was read last: behind `clock` once it went back.
     stamp: Instant,
-}
-
-/// A queue that runs through links inside table entries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Queue {
-    head: u32,
-    tail: u32,
-}
-
-impl Queue {
-    const EMPTY: Self = Self { head: NIL, tail: NIL };
 }
 
 /// A request to track.

@@ -1,6 +1,6 @@
 //! Hellos and renews: what is sent to the holders, and when the next beat is due.
 
-use super::{Leg, Peer, Queue, Reader, Request, leg::NIL, peers::Record};
+use super::{Leg, Peer, Reader, Request, leg::NIL, peers::Record};
 use crate::{
     counters::add,
     drive::{Sent, Transmit},
@@ -25,7 +25,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     /// The next hello or renew that is due.
     pub(super) fn next_from_peers(&mut self, cx: &mut Context<'_>, out: &mut [u8]) -> Option<Transmit> {
         loop {
-            let key = self.ready_peers.head;
+            let key = self.ready_peers.first();
             let transmit = match self.peers.get(key)? {
                 peer if peer.hello_due => self.hello(cx, key, out),
                 peer if peer.watch.due => self.time_question(cx, key, out).or_else(|| self.beat(cx, key, out)),
@@ -34,10 +34,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             if transmit.is_some() {
                 return transmit;
             }
-            self.ready_peers.head = self.peers.get_mut(key)?.ready.take().unwrap_or(NIL);
-            if self.ready_peers.head == NIL {
-                self.ready_peers = Queue::EMPTY;
-            }
+            self.ready_peers.pop(&mut self.peers);
             self.arm_peer(key);
         }
     }
@@ -151,7 +148,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     /// An answer made room: the beat under way goes on, if it had to wait.
     pub(super) fn go_on(&mut self, key: u32) {
         if self.peers.get(key).is_some_and(|peer| peer.cursor != NIL) {
-            self.peer_ready(key);
+            self.ready_peers.push(&mut self.peers, key);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Telling the holder that a lease was read or will not be, until it answers.
 
 use super::{
-    Leg, Peer, Queue, Reader, Request,
+    Leg, Peer, Reader, Request,
     leg::{Closing, NIL, Status},
 };
 use crate::{
@@ -54,7 +54,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
                 _ => {
                     if leg.closing.is_none() {
                         leg.closing = Some(Closing { read, since: cx.now, due: cx.now, first: None });
-                        self.leg_ready(index);
+                        self.ready_legs.push(&mut self.legs, index);
                     }
                     if self.ended(request).is_none() {
                         self.unlink(index);
@@ -68,12 +68,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     /// The next completion or release that is due.
     pub(super) fn next_closing(&mut self, cx: &mut Context<'_>, out: &mut [u8]) -> Option<Transmit> {
         loop {
-            let index = self.ready_legs.head;
-            let leg = self.legs.get_mut(index)?;
-            self.ready_legs.head = leg.ready.take().unwrap_or(NIL);
-            if self.ready_legs.head == NIL {
-                self.ready_legs = Queue::EMPTY;
-            }
+            let index = self.ready_legs.pop(&mut self.legs)?;
             if let Some(transmit) = self.closing(cx, index, out) {
                 return Some(transmit);
             }
@@ -160,7 +155,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
                 self.drop_leg(cx, index);
                 return;
             }
-            Some(closing) if closing.due <= cx.now => self.leg_ready(index),
+            Some(closing) if closing.due <= cx.now => self.ready_legs.push(&mut self.legs, index),
             Some(_) => {}
             None if self.terms.wire() == Wire::Native && leg.heard.saturating_add(patience) <= cx.now => {
                 self.lose(cx, index, Lost::NoAnswer);
@@ -192,36 +187,6 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         self.legs.set_deadline(index, due);
     }
 
-    pub(super) fn leg_ready(&mut self, index: u32) {
-        let Some(leg) = self.legs.get_mut(index).filter(|leg| leg.ready.is_none()) else { return };
-        leg.ready = Some(NIL);
-        let tail = core::mem::replace(&mut self.ready_legs.tail, index);
-        match self.legs.get_mut(tail) {
-            Some(last) => last.ready = Some(index),
-            None => self.ready_legs.head = index,
-        }
-    }
-
-    fn unready_leg(&mut self, index: u32) {
-        if self.legs.get(index).is_none_or(|leg| leg.ready.is_none()) {
-            return;
-        }
-        let (mut before, mut at) = (NIL, self.ready_legs.head);
-        while let Some(next) = self.legs.get(at).and_then(|leg| leg.ready) {
-            if at == index {
-                match self.legs.get_mut(before) {
-                    Some(leg) => leg.ready = Some(next),
-                    None => self.ready_legs.head = next,
-                }
-                if self.ready_legs.tail == index {
-                    self.ready_legs.tail = before;
-                }
-                return;
-            }
-            (before, at) = (at, next);
-        }
-    }
-
     /// A leg is done with; with its last one the request is resolved.
     pub(super) fn drop_leg(&mut self, cx: &mut Context<'_>, index: u32) {
         let Some(leg) = self.legs.get(index) else { return };
@@ -246,7 +211,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
 
     fn detach(&mut self, index: u32) {
         self.unlink(index);
-        self.unready_leg(index);
+        self.ready_legs.remove(&mut self.legs, index);
         let Some(Leg { request, sibling, .. }) = self.legs.remove(index) else { return };
         let mut at = match self.requests.get_mut(request) {
             Some(request) if request.first == index => {

@@ -87,7 +87,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         add(&mut cx.counters.connected);
         cx.emit(Event::Connected { engine: peer.engine.as_bytes() });
         let (rank, born, engine) = (peer.rank, peer.born, peer.engine.clone());
-        self.peer_ready(key);
+        self.ready_peers.push(&mut self.peers, key);
         for index in self.peers.indexes() {
             if self
                 .peers

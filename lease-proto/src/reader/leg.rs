@@ -1,5 +1,6 @@
 //! What a reader knows of one request, and of its lease on each rank of the holder.
 
+use super::queue::Waits;
 use crate::{
     event::Lost,
     id::{ReaderRank, RequestId, Seq, Token},
@@ -124,6 +125,12 @@ impl Leg {
     /// At which index that renew named it, if it did.
     pub(super) fn index_in(&self, seq: Seq) -> Option<u16> {
         self.sent.iter().find(|(sent, _)| *sent == seq).map(|(_, index)| *index)
+    }
+}
+
+impl Waits for Leg {
+    fn link(&mut self) -> &mut Option<u32> {
+        &mut self.ready
     }
 }
 

@@ -41,7 +41,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         if let Some(peer) = self.peers.get_mut(key) {
             peer.watch.due = true;
         }
-        self.peer_ready(key);
+        self.ready_peers.push(&mut self.peers, key);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The holders that a reader beats, and the legs that it has with each.
 
-use super::{Leg, Reader, Request, leg::NIL, offset::Watch};
+use super::{Leg, Reader, Request, leg::NIL, offset::Watch, queue::Waits};
 use crate::{
     config::{LONGEST_EXTENSION, SHORTEST},
     counters::add,
@@ -134,6 +134,12 @@ impl<M: AsRef<[u8]>> Peer<M> {
     }
 }
 
+impl<M> Waits for Peer<M> {
+    fn link(&mut self) -> &mut Option<u32> {
+        &mut self.ready
+    }
+}
+
 impl<M> Entry for Peer<M> {
     fn hash(&self, key: usize) -> Option<u64> {
         Some(if key == BY_SESSION { self.session.0 } else { self.engine_hash })
@@ -226,7 +232,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             links.1 = index;
         }
         self.arm_leg(index);
-        self.peer_ready(key);
+        self.ready_peers.push(&mut self.peers, key);
         self.arm_peer(key);
     }
 
@@ -257,16 +263,6 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             peer.idle_since = self.clock;
         }
         self.arm_peer(key);
-    }
-
-    pub(super) fn peer_ready(&mut self, index: u32) {
-        let Some(peer) = self.peers.get_mut(index).filter(|peer| peer.ready.is_none()) else { return };
-        peer.ready = Some(NIL);
-        let tail = core::mem::replace(&mut self.ready_peers.tail, index);
-        match self.peers.get_mut(tail) {
-            Some(last) => last.ready = Some(index),
-            None => self.ready_peers.head = index,
-        }
     }
 
     pub(super) fn arm_peer(&mut self, index: u32) {
@@ -311,7 +307,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             peer.cursor = peer.head;
             peer.begins = true;
         }
-        self.peer_ready(index);
+        self.ready_peers.push(&mut self.peers, index);
         self.arm_peer(index);
     }
 
@@ -319,29 +315,9 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     pub(super) fn forget_peer(&mut self, key: u32) -> bool {
         let gone = self.hang_up(key);
         if gone {
-            self.unready_peer(key);
+            self.ready_peers.remove(&mut self.peers, key);
             self.peers.remove(key);
         }
         gone
-    }
-
-    pub(super) fn unready_peer(&mut self, key: u32) {
-        if self.peers.get(key).is_none_or(|peer| peer.ready.is_none()) {
-            return;
-        }
-        let (mut before, mut at) = (NIL, self.ready_peers.head);
-        while let Some(next) = self.peers.get(at).and_then(|peer| peer.ready) {
-            if at == key {
-                match self.peers.get_mut(before) {
-                    Some(peer) => peer.ready = Some(next),
-                    None => self.ready_peers.head = next,
-                }
-                if self.ready_peers.tail == key {
-                    self.ready_peers.tail = before;
-                }
-                return;
-            }
-            (before, at) = (at, next);
-        }
     }
 }
