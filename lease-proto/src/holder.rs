@@ -11,15 +11,13 @@ mod vllm;
 pub use lease::{Ended, Lease};
 pub use peers::Peer;
 
-use siphasher::sip::SipHasher24;
-
 use crate::{
     config::{LONGEST_LEASE, Terms},
     counters::add,
     drive::{ConnectRequest, Handled, Machine, Transmit},
     event::{Context, Event, Freed, Refused},
     fifo::Fifo,
-    id::{Entropy, Identity, RequestId, Token},
+    id::{Entropy, IdHash, Identity, RequestId, Token},
     table::{Slots, Table},
     time::{Duration, Instant},
     transport::{ErrorKind, PeerId, Ticket},
@@ -38,8 +36,7 @@ pub struct Holder<L, P, E> {
     identity: Identity,
     terms: Terms,
     entropy: Entropy,
-    /// Key of the hash by which ids are looked up: ids come from clients.
-    id_key: [u8; 16],
+    id_hash: IdHash,
     leases: Table<Lease, L>,
     peers: Table<Peer, P>,
     ended: Table<Ended, E>,
@@ -82,12 +79,12 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     /// A holder over empty storage. `seed` is sixteen bytes of the system's random source.
     pub fn new(identity: Identity, terms: Terms, seed: [u8; 16], leases: L, peers: P, ended: E) -> Self {
         let mut entropy = Entropy::from_seed(seed);
-        let id_key = (u128::from(entropy.draw()) | u128::from(entropy.draw()).wrapping_shl(64)).to_le_bytes();
+        let id_hash = IdHash::drawn(&mut entropy);
         Self {
             identity,
             terms,
             entropy,
-            id_key,
+            id_hash,
             leases: Table::new(leases),
             peers: Table::new(peers),
             ended: Table::new(ended),
@@ -143,7 +140,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     /// `Duplicate` if the token is used or the request announced already, `Full`, `Draining`, on vLLM's wire `IdNotEncodable`.
     pub fn expect(&mut self, cx: &mut Context<'_>, request: &RequestId, token: Token) -> Result<(), Refused> {
         let cx = &mut self.tick(cx);
-        let lease = Lease::announced(request.clone(), token, self.hash_id(request.as_bytes()));
+        let lease = Lease::announced(request.clone(), token, self.id_hash.of(request.as_bytes()));
         self.admit(request, token).and_then(|()| self.leases.insert(lease).map_err(|_| Refused::Full)).map(|_| ()).inspect_err(
             |why| {
                 cx.refuse(Some(request.as_bytes()), Some(token), *why);
@@ -170,7 +167,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
             Some(index) => index,
             None => {
                 self.admit(request, token)?;
-                let lease = Lease::announced(request.clone(), token, self.hash_id(request.as_bytes()));
+                let lease = Lease::announced(request.clone(), token, self.id_hash.of(request.as_bytes()));
                 self.leases.insert(lease).map_err(|_| Refused::Full)?
             }
         };
@@ -337,12 +334,8 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         self.terms.extension().min(left)
     }
 
-    fn hash_id(&self, id: &[u8]) -> u64 {
-        SipHasher24::new_with_key(&self.id_key).hash(id)
-    }
-
     fn find_request(&self, id: &[u8], is: impl Fn(&Lease) -> bool) -> Option<u32> {
-        self.leases.find(BY_ID, self.hash_id(id), |lease| lease.request.as_bytes() == id && is(lease))
+        self.leases.find(BY_ID, self.id_hash.of(id), |lease| lease.request.as_bytes() == id && is(lease))
     }
 
     /// A clock that goes back is clamped and counted, for this call only.

@@ -260,6 +260,31 @@ impl Entropy {
     }
 }
 
+/// Hash by which ids are looked up, under a key of its own: ids come from clients, who must not choose where they collide.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct IdHash([u8; 16]);
+
+impl IdHash {
+    pub(crate) fn drawn(entropy: &mut Entropy) -> Self {
+        Self((u128::from(entropy.draw()) | u128::from(entropy.draw()).wrapping_shl(64)).to_le_bytes())
+    }
+
+    pub(crate) fn of(&self, id: &[u8]) -> u64 {
+        SipHasher24::new_with_key(&self.0).hash(id)
+    }
+
+    /// Of one rank of an engine, whatever its life.
+    pub(crate) fn of_rank(&self, engine: &[u8], rank: u16) -> u64 {
+        self.of(engine).wrapping_add(u64::from(rank))
+    }
+}
+
+impl fmt::Debug for IdHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IdHash(redacted)")
+    }
+}
+
 impl fmt::Debug for Entropy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Entropy(redacted)")

@@ -25,7 +25,7 @@ use crate::{
     event::{Context, Event, Lost, Refused},
     fifo::Fifo,
     handshake::Patience,
-    id::{Entropy, Identity, ReaderRank, RequestId, Token},
+    id::{Entropy, IdHash, Identity, ReaderRank, RequestId, Token},
     params::Parameters,
     table::{Slots, Table},
     time::{Duration, Instant},
@@ -49,7 +49,7 @@ pub struct Reader<R, G, P, M> {
     identity: Identity,
     terms: Terms,
     entropy: Entropy,
-    id_key: [u8; 16],
+    id_hash: IdHash,
     /// Our own transport's, for hellos.
     metadata: M,
     requests: Table<Request, R>,
@@ -108,12 +108,12 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     /// framed with the incarnation of `identity`, with which holders connect back.
     pub fn new(identity: Identity, terms: Terms, seed: [u8; 16], metadata: M, requests: R, legs: G, peers: P) -> Self {
         let mut entropy = Entropy::from_seed(seed);
-        let id_key = (u128::from(entropy.draw()) | u128::from(entropy.draw()).wrapping_shl(64)).to_le_bytes();
+        let id_hash = IdHash::drawn(&mut entropy);
         Self {
             identity,
             terms,
             entropy,
-            id_key,
+            id_hash,
             metadata,
             requests: Table::new(requests),
             legs: Table::new(legs),
@@ -262,12 +262,8 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     fn leg_hash(&self, request: &RequestId, token: Token) -> u64 {
         match self.terms.wire() {
             Wire::Native => token.nonce,
-            Wire::Vllm => self.hash_id(request.as_bytes()),
+            Wire::Vllm => self.id_hash.of(request.as_bytes()),
         }
-    }
-
-    fn hash_id(&self, id: &[u8]) -> u64 {
-        siphasher::sip::SipHasher24::new_with_key(&self.id_key).hash(id)
     }
 
     /// A clock that goes back is clamped and counted, for this call only. What was stamped before shows too little time since

@@ -4,30 +4,18 @@ mod common;
 
 use common::{
     Seen, at,
-    lone::{Heard, LoneHolder, LoneReader, is_renew, seq_of},
+    lone::{Heard, LoneHolder, LoneReader, greeted, is_renew, rank, seq_of},
     secs,
 };
 use lease_proto::{
     config::Config,
     event::{Freed, Lost, Refused},
     holder::Abort,
-    id::{ReaderRank, Seq, Session, Token},
+    id::{ReaderRank, Seq, Token},
     wire::{Wire, native::Refusal},
 };
 
 const ONLY: ReaderRank = ReaderRank::ONLY;
-
-fn rank(rank: u16, of: u16) -> ReaderRank {
-    ReaderRank::new(rank, of).unwrap()
-}
-
-/// A holder with one lease, and a reader's process that has greeted it.
-fn greeted() -> (LoneHolder, Token, Session) {
-    let mut holder = LoneHolder::new(Wire::Native);
-    let token = holder.grant("a");
-    let session = holder.greet("d", 2, token).unwrap();
-    (holder, token, session)
-}
 
 /// Case 4: a beat for what the holder does not know is answered, and the reader learns at its first beat.
 #[test]

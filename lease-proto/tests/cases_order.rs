@@ -4,11 +4,11 @@ mod common;
 
 use common::{
     Seen, World, at,
-    lone::{Heard, LoneHolder, LoneReader, is_renew, seq_of, token},
+    lone::{Heard, LoneReader, greeted, is_renew, rank, seq_of, token},
 };
 use lease_proto::{
     event::{Freed, Lost, Refused, Verdict},
-    id::{ReaderRank, Seq, Session, Token},
+    id::{ReaderRank, Seq, Session},
     reader::ReadOutcome,
     wire::{
         Wire,
@@ -17,18 +17,6 @@ use lease_proto::{
 };
 
 const ONLY: ReaderRank = ReaderRank::ONLY;
-
-fn rank(rank: u16, of: u16) -> ReaderRank {
-    ReaderRank::new(rank, of).unwrap()
-}
-
-/// A holder with one lease, and a reader's process that has greeted it.
-fn greeted() -> (LoneHolder, Token, Session) {
-    let mut holder = LoneHolder::new(Wire::Native);
-    let token = holder.grant("a");
-    let session = holder.greet("d", 2, token).unwrap();
-    (holder, token, session)
-}
 
 /// HB after DONE, HB reordered after REL, REL during a read: each is answered and none brings a lease back.
 #[test]

@@ -7,7 +7,7 @@ use lease_proto::{
     clock::SystemClock,
     config::Config,
     time::Duration,
-    transport::{Control, Error as _, ErrorKind},
+    transport::{Control, ErrorKind},
     wire::Wire,
 };
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -20,7 +20,7 @@ use super::{
     prefill::{PrefillArgs, prefill},
     remark,
 };
-use crate::engine::{Arm, Engine, EngineError, Setup, params_extension, say, serve};
+use crate::engine::{Arm, Engine, EngineError, Setup, params_extension, say, serve, transport_error};
 
 #[derive(Parser)]
 #[command(version, about = "One process of a kvlease transport; `kvlease` starts it")]
@@ -142,6 +142,6 @@ fn run_agent<T: Control>(
 fn start<T: Control>(setup: Setup, open: impl FnOnce() -> Result<T, T::Error>) -> Result<Engine<T>, EngineError> {
     // Terms first: they are wrong or right whatever the machine has.
     setup.config.validate(setup.wire)?;
-    let transport = open().map_err(|error| EngineError::Transport { kind: error.kind(), text: error.to_string() })?;
+    let transport = open().map_err(transport_error)?;
     Engine::new(transport, Box::new(|| SystemClock.now()), setup)
 }

@@ -78,7 +78,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         else {
             return Handled::Done;
         };
-        let hash = self.hash_id(party.engine).wrapping_add(u64::from(party.rank));
+        let hash = self.id_hash.of_rank(party.engine, party.rank);
         let same = |peer: &Peer| peer.engine == engine && peer.rank == party.rank;
         // Another session is another conversation: who does not know the one there is cannot take its answers away.
         let known = |peer: &Peer| same(peer) && peer.incarnation == party.incarnation && peer.theirs == party.session;

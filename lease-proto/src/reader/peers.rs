@@ -156,7 +156,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         metadata: M,
     ) -> Result<u32, Refused> {
         let engine = EngineId::new(params.engine).map_err(|_| Refused::Unknown)?;
-        let hash = self.hash_id(params.engine).wrapping_add(u64::from(rank));
+        let hash = self.id_hash.of_rank(params.engine, rank);
         let same = |peer: &Peer<M>| peer.engine == engine && peer.rank == rank && peer.incarnation == params.incarnation;
         if let Some(index) = self.peers.find(BY_ENGINE, hash, same) {
             return Ok(index);

@@ -1,6 +1,9 @@
 //! One side of the protocol alone, its peers played by the test: every stamp and every byte is the test's choice.
 
-pub use super::{lone_holder::LoneHolder, lone_reader::LoneReader};
+pub use super::{
+    lone_holder::{LoneHolder, greeted, rank},
+    lone_reader::LoneReader,
+};
 
 use lease_proto::{
     frame::Frame,

@@ -30,6 +30,19 @@ pub struct LoneHolder {
     numbers: u64,
 }
 
+/// A rank that there is.
+pub fn rank(rank: u16, of: u16) -> ReaderRank {
+    ReaderRank::new(rank, of).unwrap()
+}
+
+/// A holder with one lease, and a reader's process that has greeted it.
+pub fn greeted() -> (LoneHolder, Token, Session) {
+    let mut holder = LoneHolder::new(Wire::Native);
+    let token = holder.grant("a");
+    let session = holder.greet("d", 2, token).unwrap();
+    (holder, token, session)
+}
+
 impl LoneHolder {
     pub fn new(wire: Wire) -> Self {
         Self::with(wire, Config::default(), 64)
