@@ -22,6 +22,28 @@ pub const LONGEST_EXTENSION: Duration = Duration::from_secs(3600);
 /// Beats are never closer than this, whatever the terms.
 pub const SHORTEST_INTERVAL: Duration = Duration::from_millis(20);
 
+/// What may prove a one-sided read, besides a fence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Proof {
+    /// The reader's clock, or the holder's answer where the promise has run out: proofs (A) and (B) of law 4. For machines whose
+    /// clocks keep their drift bound.
+    #[default]
+    Deadline,
+    /// Only the holder's answer, proof (B): for machines that may be paused or migrated, whose clocks then show too little time.
+    /// Every read waits for one more way there and back.
+    Completion,
+}
+
+impl Proof {
+    fn named(name: &str) -> Result<Self, ConfigError> {
+        match name {
+            "deadline" => Ok(Self::Deadline),
+            "completion" => Ok(Self::Completion),
+            _ => Err(ConfigError::Proof),
+        }
+    }
+}
+
 /// The terms as asked for. `None` means: derived from the lease, as the field says.
 ///
 /// Every field can be set by its own name ([`Config::set`]); the names of vLLM's `kv_connector_extra_config` work too.
@@ -59,8 +81,8 @@ pub struct Config {
     pub max_unanswered: u32,
     /// Keep blocks past their expiry until the reader that was promised them has answered (case 57). Off. Suspends law 2.
     pub hold_until_ack: bool,
-    /// Let no clock prove a read, only the holder's answer: for machines that may be paused or migrated. Off.
-    pub proof_by_completion: bool,
+    /// What may prove a one-sided read: [`Proof::Deadline`].
+    pub proof: Proof,
 }
 
 impl Default for Config {
@@ -82,7 +104,7 @@ impl Default for Config {
             engine_ttl: Duration::from_secs(3600),
             max_unanswered: 8,
             hold_until_ack: false,
-            proof_by_completion: false,
+            proof: Proof::Deadline,
         }
     }
 }
@@ -93,7 +115,7 @@ impl Config {
         Self { lease, ..Self::default() }
     }
 
-    /// Sets one term by its name: times in seconds, switches as `true` or `false`.
+    /// Sets one term by its name: times in seconds, switches as `true` or `false`, the proof as `deadline` or `completion`.
     ///
     /// ```
     /// use lease_proto::config::{Config, ConfigError};
@@ -126,7 +148,7 @@ impl Config {
             "engine_ttl" => self.engine_ttl = time()?,
             "max_unanswered" => self.max_unanswered = number()?,
             "hold_until_ack" => self.hold_until_ack = switch()?,
-            "proof_by_completion" => self.proof_by_completion = switch()?,
+            "proof" => self.proof = Proof::named(value)?,
             _ => return Err(ConfigError::UnknownKey),
         }
         Ok(())
@@ -215,6 +237,9 @@ pub enum ConfigError {
     /// Not a switch.
     #[error("expected true or false")]
     Switch,
+    /// Not a proof.
+    #[error("expected deadline or completion")]
+    Proof,
 }
 
 /// Why terms do not hold, and what to change.

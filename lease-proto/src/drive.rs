@@ -183,6 +183,9 @@ impl Drive {
     ) -> Result<Turn, T::Error> {
         let Engine { clock, counters, events, buffer } = engine;
         let mut work = Work { drive: self, transport, machines, clock, counters, events, buffer };
+        if broken!(ExpiresBeforeDraining) {
+            work.expire(false);
+        }
         // What the transport reports does not stop time: leases end all the same (law 2).
         let taken = work.take_in();
         work.expire(taken.as_ref().is_ok_and(|more| *more));
@@ -226,7 +229,8 @@ impl<T: Control> Work<'_, '_, T> {
         for taken in 0.. {
             let incoming = self.transport.poll()?;
             let now = (self.clock)();
-            let cx = &mut Context { now, counters: self.counters, events: self.events };
+            let told = if broken!(StaleNow) { self.drive.last.unwrap_or(now) } else { now };
+            let cx = &mut Context { now: told, counters: self.counters, events: self.events };
             match incoming {
                 None => empty = empty.saturating_add(1),
                 Some(Incoming::Notification { from, bytes }) => {

@@ -65,6 +65,8 @@ pub enum Event<'a> {
     Renewed {
         /// Of this request.
         request: &'a RequestId,
+        /// Its token.
+        token: Token,
         /// When it ends now; an earlier promise is never shortened.
         expires: Instant,
     },
@@ -210,10 +212,10 @@ macro_rules! named {
         }
 
         impl $name {
-            /// All of them, in the order of their counters.
+            /// All of them, in order.
             pub const ALL: [Self; [$(Self::$variant),*].len()] = [$(Self::$variant),*];
 
-            /// Its name in reports and metrics.
+            /// Its name in reports.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
@@ -222,6 +224,9 @@ macro_rules! named {
         }
     };
 }
+
+#[cfg(kvlease_broken)]
+pub(crate) use named;
 
 named! {
     /// How a lease ended.

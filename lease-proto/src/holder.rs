@@ -226,7 +226,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
             let Some(lease) = self.leases.get_mut(index) else { continue };
             if !lease.granted {
                 self.leases.remove(index);
-            } else if lease.promised {
+            } else if lease.promised && !broken!(DrainFreesPromised) {
                 self.tell(cx, index, Refusal::Draining);
             } else if lease.expires > deadline {
                 lease.expires = deadline;
@@ -258,10 +258,15 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     /// No further promises about a lease.
     fn stop(&mut self, cx: &mut Context<'_>, index: u32, stop: Stop) {
         let Some(lease) = self.leases.get_mut(index) else { return };
+        let open = match stop {
+            Stop::Revoked if broken!(ReleaseFreesPromised) => false,
+            Stop::Aborted | Stop::Failed if broken!(AbortFreesPromised) => false,
+            _ => lease.promised && lease.expires > cx.now,
+        };
         if !lease.granted {
             lease.stop.get_or_insert(stop);
             self.leases.remove(index).into_iter().for_each(|lease| self.remember(cx, &lease, stop.freed(false)));
-        } else if lease.promised && lease.expires > cx.now {
+        } else if open {
             lease.stop.get_or_insert(stop);
             self.tell(cx, index, stop.refusal());
         } else {
@@ -272,12 +277,16 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
 
     /// The one place where a lease ends.
     fn end(&mut self, cx: &mut Context<'_>, index: u32, why: Freed) {
+        if broken!(CompletionLeaks) && why == Freed::Completed {
+            return self.leases.set_deadline(index, None);
+        }
         if matches!(why, Freed::Expired | Freed::Aborted | Freed::Drained | Freed::Revoked) {
             let otherwise = if why == Freed::Drained { Refusal::Revoked } else { Refusal::Expired };
             let refusal = self.leases.get(index).and_then(|lease| lease.stop).map_or(otherwise, Stop::refusal);
             self.tell(cx, index, refusal);
         }
-        let Some(lease) = self.leases.remove(index) else { return };
+        let stays = self.leases.get(index).filter(|_| broken!(FreedTwice) && why == Freed::Expired).cloned();
+        let Some(lease) = stays.or_else(|| self.leases.remove(index)) else { return };
         self.live = self.live.saturating_sub(1);
         cx.counters.count_freed(why);
         if lease.claim.is_none() && lease.counted.is_none() && !lease.promised {
@@ -290,6 +299,9 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
 
     /// Keeps a tombstone.
     fn remember(&mut self, cx: &Context<'_>, lease: &Lease, why: Freed) {
+        if broken!(TombstonesForgotten) {
+            return;
+        }
         let ended = Ended::new(lease, why, cx.now.saturating_add(self.terms.tombstone_ttl()));
         let until = ended.until();
         if let Ok(index) = self.ended.insert(ended.clone()).or_else(|_| {
@@ -308,11 +320,11 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         if !lease.granted {
             return Err(Refusal::NotYet);
         }
-        if let Some(stop) = lease.stop {
+        if let Some(stop) = lease.stop.filter(|_| !broken!(RevokedIsRenewed)) {
             return Err(stop.refusal());
         }
         let left = lease.expires.saturating_since(cx.now);
-        let granted = if lease.fixed { left } else { granted };
+        let granted = if lease.fixed && !broken!(FixedTtlMoves) { left } else { granted };
         if granted.is_zero() {
             return Err(if lease.fixed { Refusal::Expired } else { Refusal::Revoked });
         }
@@ -320,10 +332,12 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
             add(&mut cx.counters.late_heartbeat);
         }
         lease.promised = true;
-        lease.expires = lease.expires.max(cx.now.saturating_add(granted));
+        let until = cx.now.saturating_add(granted);
+        lease.expires = if broken!(RenewalShortens) { until } else { lease.expires.max(until) };
+        let granted = if broken!(PromiseBeyondDrain) && !lease.fixed { self.terms.extension() } else { granted };
         let expires = lease.expires;
         add(&mut cx.counters.renewed);
-        cx.emit(Event::Renewed { request: &lease.request, expires });
+        cx.emit(Event::Renewed { request: &lease.request, token: lease.token, expires });
         self.leases.set_deadline(index, Some(expires));
         Ok(granted)
     }
@@ -332,6 +346,12 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     fn extension(&self, now: Instant) -> Duration {
         let left = self.drain.map_or(Duration::MAX, |deadline| deadline.saturating_since(now));
         self.terms.extension().min(left)
+    }
+
+    /// When a live lease ends that was granted before this one. No lease waits for that, unless this very rule is broken.
+    fn behind(&self, lease: &Lease, now: Instant) -> Option<Instant> {
+        let earlier = |first: &&Lease| first.granted && first.token.number < lease.token.number && first.expires > now;
+        self.leases.indexes().filter_map(|index| self.leases.get(index)).find(earlier).map(|first| first.expires)
     }
 
     fn find_request(&self, id: &[u8], is: impl Fn(&Lease) -> bool) -> Option<u32> {
@@ -362,7 +382,13 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Machine for Holder<L, P, 
         let cx = &mut self.tick(cx);
         while let Some(index) = self.leases.pop_due(cx.now) {
             let Some(lease) = self.leases.get(index) else { continue };
-            if self.terms.hold_until_ack() && lease.promised && lease.stop.is_none() {
+            if broken!(ReaperStopsAtFirstLive)
+                && let Some(until) = self.behind(lease, cx.now)
+            {
+                self.leases.set_deadline(index, Some(until));
+                continue;
+            }
+            if (self.terms.hold_until_ack() || broken!(HeldUntilAck)) && lease.promised && lease.stop.is_none() {
                 add(&mut cx.counters.overdue);
                 cx.emit(Event::Overdue { request: &lease.request });
                 continue;

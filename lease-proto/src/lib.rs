@@ -18,6 +18,22 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
+/// Whether a rule is broken on purpose, for tests of the tests; see `broken.rs`.
+#[cfg(kvlease_broken)]
+macro_rules! broken {
+    ($rule:ident) => {
+        crate::broken::broken(crate::broken::Rule::$rule)
+    };
+}
+#[cfg(not(kvlease_broken))]
+macro_rules! broken {
+    ($rule:ident) => {
+        false
+    };
+}
+
+#[cfg(kvlease_broken)]
+pub mod broken;
 mod bytes;
 pub mod clock;
 pub mod config;

@@ -214,6 +214,9 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             Phase::Waiting if declined => Err(Declined::Unproven),
             Phase::Waiting => {
                 request.phase = Phase::Reading { abandoned: false };
+                if broken!(JudgedBeforeCompletion) {
+                    self.prove(handle.index, now);
+                }
                 Ok(())
             }
             Phase::Reading { .. } => Err(Declined::Reading),

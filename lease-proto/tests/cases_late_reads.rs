@@ -7,7 +7,7 @@ use common::{
     lone::{Heard, LoneHolder, LoneReader, is_complete, is_renew, seq_of},
 };
 use lease_proto::{
-    config::Config,
+    config::{Config, Proof},
     event::{Lost, Verdict},
     id::{ReaderRank, Seq},
     reader::{Declined, Handle, ReadOutcome},
@@ -279,7 +279,7 @@ fn one_rank_that_gave_the_blocks_away_spoils_the_read() {
 /// Machines that may be paused: no clock proves anything.
 #[test]
 fn with_proof_by_completion_only_the_answer_counts() {
-    let config = Config { proof_by_completion: true, ..Config::default() };
+    let config = Config { proof: Proof::Completion, ..Config::default() };
     for answered in [true, false] {
         let (mut reader, handle) = confirmed_with(config.clone());
         reader.begin(handle);

@@ -8,7 +8,7 @@ use common::{
     secs,
 };
 use lease_proto::{
-    config::Config,
+    config::{Config, Proof},
     drive::Machine as _,
     event::{Freed, Lost, Refused, Verdict},
     holder::Abort,
@@ -273,8 +273,10 @@ fn an_abandoned_read_stays_the_transports_until_it_is_over() {
 /// Case 38: whatever the options, a grant is held for its lease, a renew promises the extension, a read within it is valid.
 #[test]
 fn the_same_holds_under_every_policy() {
-    for (hold, by_completion) in [(false, false), (true, false), (false, true), (true, true)] {
-        let config = Config { hold_until_ack: hold, proof_by_completion: by_completion, ..Config::default() };
+    for (hold, proof) in
+        [false, true].into_iter().flat_map(|hold| [Proof::Deadline, Proof::Completion].map(|proof| (hold, proof)))
+    {
+        let config = Config { hold_until_ack: hold, proof, ..Config::default() };
         let mut world = World::with(Wire::Native, config);
         world.start("p", 3);
         world.start("d", 4);
@@ -287,7 +289,7 @@ fn the_same_holds_under_every_policy() {
         world.run_to("101");
         world.read_ended("d", handle, ReadOutcome::OneSided).unwrap();
         world.run_to("102");
-        let verdict = if by_completion { Verdict::ValidByCompletion } else { Verdict::ValidByDeadline };
+        let verdict = if proof == Proof::Completion { Verdict::ValidByCompletion } else { Verdict::ValidByDeadline };
         assert_eq!(world.verdict("d", "a"), Some(verdict));
         assert!(matches!(world.freed("p", "a"), Some((_, Freed::Completed))));
         world.lawful();

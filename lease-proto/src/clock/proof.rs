@@ -25,6 +25,7 @@ pub fn proof_deadline(sent: Instant, granted: Duration, reader_ppm: u32, holder_
     if holder >= MILLION {
         return sent;
     }
+    let holder = if broken!(DriftOnce) { 0 } else { holder };
     sent.saturating_add(granted.scale(MILLION.saturating_sub(reader), MILLION.saturating_add(holder)))
 }
 

@@ -1,6 +1,6 @@
 //! Terms that hold, and the arithmetic of both wires.
 
-use super::{Config, LONGEST_EXTENSION, LONGEST_LEASE, SHORTEST_INTERVAL, TermsError};
+use super::{Config, LONGEST_EXTENSION, LONGEST_LEASE, Proof, SHORTEST_INTERVAL, TermsError};
 use crate::{time::Duration, wire::Wire};
 
 const PPM: u64 = 1_000_000;
@@ -117,9 +117,9 @@ impl Terms {
         self.config.hold_until_ack
     }
 
-    /// Whether only the holder's answer proves a read.
-    pub fn proof_by_completion(&self) -> bool {
-        self.config.proof_by_completion
+    /// What may prove a one-sided read.
+    pub fn proof(&self) -> Proof {
+        self.config.proof
     }
 
     /// What an operator of vLLM's arithmetic should know: why these terms cannot hold a lease through the losses and the stall

@@ -107,7 +107,7 @@ fn each_name_sets_its_own_term() {
         ("engine_ttl", "60"),
         ("max_unanswered", "4"),
         ("hold_until_ack", "true"),
-        ("proof_by_completion", "true"),
+        ("proof", "completion"),
     ] {
         let before = config.clone();
         config.set(key, value).unwrap();
@@ -116,4 +116,7 @@ fn each_name_sets_its_own_term() {
     for value in ["", "-1", "inf", "none", "null"] {
         assert!(matches!(config.set("lease", value), Err(ConfigError::Time(_))), "{value}");
     }
+    assert_eq!(config.set("proof", "true"), Err(ConfigError::Proof));
+    config.set("proof", "deadline").unwrap();
+    assert_eq!(config.proof, Proof::default());
 }

@@ -4,7 +4,7 @@ use super::{Ended, Holder, Lease};
 use crate::{
     counters::add,
     drive::{Sent, Transmit},
-    event::{Context, Event},
+    event::{Context, Event, Freed},
     id::{EngineId, Incarnation, Seq, Session, Token},
     table::{Entry, Slots},
     time::{Duration, Instant},
@@ -197,6 +197,12 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
             peer.connection = None; // its session stays: only time ends a lease
             add(&mut cx.counters.peer_lost);
             cx.emit(Event::PeerLost { engine: peer.engine.as_bytes() });
+        }
+        let its = |lease: &Lease| lease.renewer.is_some_and(|(peer, _)| peer == key);
+        while broken!(PeerLostFrees)
+            && let Some(index) = self.leases.indexes().find(|index| self.leases.get(*index).is_some_and(its))
+        {
+            self.end(cx, index, Freed::Expired);
         }
         true
     }

@@ -50,16 +50,24 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
                 cx.emit(Event::TermsUnsatisfiable { engine: peer.engine.as_bytes(), granted: renewed.granted });
             }
         }
+        let sent = match record.at {
+            _ if broken!(AnchoredAtReceipt) => cx.now,
+            at if broken!(AnchoredAtLatestBeat) => peer.records.iter().flatten().fold(at, |at, record| at.max(record.at)),
+            at => at,
+        };
         let (holder_ppm, mut at) = (peer.drift_ppm, peer.head);
         let mut exceptions = renewed.exceptions.iter().peekable();
         // Legs stand in the order in which the renew named them, with gaps where some were closed since.
         while let Some(leg) = self.legs.get(at) {
             let next = leg.links.map_or(NIL, |(_, next)| next);
-            if let Some(index) = leg.index_in(renewed.re) {
-                while exceptions.next_if(|(exception, _)| *exception < index).is_some() {}
-                let what = exceptions.next_if(|(exception, _)| *exception == index).map_or(Ok(renewed.granted), |(_, what)| what);
-                match what {
-                    Ok(granted) => self.promised(cx, at, record.at, granted, holder_ppm),
+            let named = leg.index_in(renewed.re);
+            if named.is_some() || broken!(AnswerCoversAll) {
+                let exception = named.and_then(|index| {
+                    while exceptions.next_if(|(exception, _)| *exception < index).is_some() {}
+                    exceptions.next_if(|(exception, _)| *exception == index)
+                });
+                match exception.map_or(Ok(renewed.granted), |(_, what)| what) {
+                    Ok(granted) => self.promised(cx, at, sent, granted, holder_ppm),
                     Err(Refusal::NotYet) => {}
                     // By our own completion, whose answer is on its way or will be asked for again.
                     Err(Refusal::Completed) if self.legs.get(at).is_some_and(|leg| leg.closing.is_some()) => {}

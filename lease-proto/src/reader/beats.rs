@@ -171,7 +171,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             // The record stays: if it left after all, its answer counts.
             let soon = self.terms.interval_for(peer.extension).scale(1, 8);
             peer.beat_due = cx.now.saturating_add(soon);
-            if peer.since_answer >= self.terms.max_unanswered() {
+            if peer.since_answer >= self.terms.max_unanswered() || broken!(ThrottleSpentWhileConnecting) {
                 self.plan_beat(cx.now, transmit.key); // a stuck peer is not asked faster
             }
         }

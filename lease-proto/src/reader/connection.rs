@@ -56,7 +56,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let ours = ack.re.0 > 0 && ack.re.0 <= peer.seq && ack.version == native::VERSION;
         if !ours
             || peer.connection.is_none()
-            || ack.party.incarnation != peer.incarnation
+            || (ack.party.incarnation != peer.incarnation && !broken!(RestartUnnoticed))
             || ack.party.rank != peer.rank
             || ack.party.engine != peer.engine.as_bytes()
         {
@@ -84,6 +84,10 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         peer.cursor = peer.head;
         peer.begins = true;
         peer.suspected = None;
+        if broken!(ThrottleSpentWhileConnecting) {
+            (peer.answered, peer.cursor) = (true, NIL);
+            peer.beat_due = cx.now.saturating_add(self.terms.interval_for(peer.extension));
+        }
         add(&mut cx.counters.connected);
         cx.emit(Event::Connected { engine: peer.engine.as_bytes() });
         let (rank, born, engine) = (peer.rank, peer.born, peer.engine.clone());

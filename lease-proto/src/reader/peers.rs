@@ -157,7 +157,8 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     ) -> Result<u32, Refused> {
         let engine = EngineId::new(params.engine).map_err(|_| Refused::Unknown)?;
         let hash = self.id_hash.of_rank(params.engine, rank);
-        let same = |peer: &Peer<M>| peer.engine == engine && peer.rank == rank && peer.incarnation == params.incarnation;
+        let life = |peer: &Peer<M>| peer.incarnation == params.incarnation || broken!(RestartUnnoticed);
+        let same = |peer: &Peer<M>| peer.engine == engine && peer.rank == rank && life(peer);
         if let Some(index) = self.peers.find(BY_ENGINE, hash, same) {
             return Ok(index);
         }

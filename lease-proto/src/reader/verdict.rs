@@ -5,6 +5,7 @@ use super::{
     leg::{Phase, Status},
 };
 use crate::{
+    config::Proof,
     counters::add,
     event::{Context, Event, Lost, Verdict},
     table::Slots,
@@ -37,7 +38,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let Phase::Reading { abandoned } = request.phase else { return Err(Declined::NotTracked) };
         request.phase = Phase::Judging { ended: cx.now };
         let index = handle.index;
-        let outcome = if abandoned { ReadOutcome::Failed } else { outcome };
+        let outcome = if abandoned && !broken!(AbandonedIsJudged) { ReadOutcome::Failed } else { outcome };
         match outcome {
             ReadOutcome::Failed => self.decide(cx, index, Verdict::Failed),
             // Held or not, the blocks were never written.
@@ -59,14 +60,10 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     /// Decides as soon as it can be decided.
     pub(super) fn judge(&mut self, cx: &mut Context<'_>, index: u32) {
         let Some(ended) = self.ended(index) else { return };
-        let by_deadline = !self.terms.proof_by_completion();
-        let (mut all, mut hopeless) = (true, false);
-        self.each_leg(index, |leg| {
-            // Proof (A): the read ended strictly before the promise did. It stays proven, whatever comes later.
-            leg.proven |= by_deadline && leg.proof.is_some_and(|proof| ended < proof);
-            all &= leg.proven;
-            hopeless |= !leg.proven && gone(leg);
-        });
+        self.prove(index, ended);
+        let all = !self.any_leg(index, |leg| !leg.proven);
+        let all = all || (broken!(OneRankIsEnough) && self.any_leg(index, |leg| leg.proven));
+        let hopeless = self.any_leg(index, |leg| !leg.proven && gone(leg));
         let by_completion = self.requests.get(index).is_some_and(|request| request.by_completion);
         match (all, hopeless) {
             (true, _) if by_completion => self.decide(cx, index, Verdict::ValidByCompletion),
@@ -74,6 +71,12 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             (_, true) => self.decide(cx, index, Verdict::Expired),
             _ => {}
         }
+    }
+
+    /// Proof (A): the read ended strictly before the promise did. It stays proven, whatever comes later.
+    pub(super) fn prove(&mut self, index: u32, ended: Instant) {
+        let by_deadline = self.terms.proof() == Proof::Deadline;
+        self.each_leg(index, |leg| leg.proven |= by_deadline && leg.proof.is_some_and(|proof| ended < proof));
     }
 
     /// When the read ended whose verdict is still open.

@@ -34,7 +34,7 @@ pub fn seen(event: Event<'_>) -> Seen {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     match event {
         Event::Granted { request, expires, .. } => Seen::Granted(request.to_string(), expires),
-        Event::Renewed { request, expires } => Seen::Renewed(request.to_string(), expires),
+        Event::Renewed { request, expires, .. } => Seen::Renewed(request.to_string(), expires),
         Event::Freed { request, why, expires, now, previous_poll, .. } => {
             Seen::Freed { request: request.to_string(), why, expires, now, previous_poll }
         }

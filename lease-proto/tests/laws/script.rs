@@ -2,7 +2,11 @@
 //! anywhere and still is one; zero is the latest of its kind, or the plainest.
 
 use conformance::loopback::Fault;
-use lease_proto::{config::Config, time::Duration, wire::Wire};
+use lease_proto::{
+    config::{Config, Proof},
+    time::Duration,
+    wire::Wire,
+};
 use proptest::{collection::vec, option, prelude::*};
 
 use super::trace::Nature;
@@ -151,7 +155,8 @@ pub fn scripts_of(wire: Wire, acts: impl Strategy<Value = Act>) -> impl Strategy
     let switches = (any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.2));
     (engines, flight, switches, steps).prop_map(move |(engines, flight, (silent, by_completion, forgetful), steps)| {
         let engine_ttl = Duration::from_secs(if forgetful { 5 } else { 3600 });
-        let config = Config { proof_by_completion: by_completion, engine_ttl, ..config(wire) };
+        let proof = if by_completion { Proof::Completion } else { Proof::Deadline };
+        let config = Config { proof, engine_ttl, ..config(wire) };
         Script { wire, config, nature: Nature { silent, boasts: false }, engines, flight, steps }
     })
 }

@@ -98,7 +98,7 @@ impl Trace {
                 Event::Granted { request, token, expires } => {
                     What::Granted { request: request.to_string(), token, expires: expires.as_nanos() }
                 }
-                Event::Renewed { request, expires } => {
+                Event::Renewed { request, expires, .. } => {
                     What::Renewed { request: request.to_string(), expires: expires.as_nanos() }
                 }
                 Event::Freed { token, why, expires, now, previous_poll, .. } => What::Freed {
