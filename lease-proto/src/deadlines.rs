@@ -163,7 +163,13 @@ impl Wheel {
     /// The list that comes first: its level, its slot, and the first instant that belongs there. Of two with the same, the one
     /// that is to be passed down.
     fn first(&self) -> Option<(u8, u8, u64)> {
-        self.firsts().min_by_key(|(level, _, start)| (*start, core::cmp::Reverse(*level)))
+        let mut first: Option<(u8, u8, u64)> = None;
+        for next in self.firsts() {
+            if first.is_none_or(|(_, _, start)| next.2 <= start) {
+                first = Some(next);
+            }
+        }
+        first
     }
 
     /// Of each level the list that comes first.

@@ -55,13 +55,15 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             at if broken!(AnchoredAtLatestBeat) => peer.records.iter().flatten().fold(at, |at, record| at.max(record.at)),
             at => at,
         };
-        let (holder_ppm, mut at) = (peer.drift_ppm, peer.head);
+        let (holder_ppm, all) = (peer.drift_ppm, broken!(AnswerCoversAll));
+        let (mut at, named) = if all { (peer.head, u32::MAX) } else { (record.first, u32::from(record.count)) };
         let mut exceptions = renewed.exceptions.iter().peekable();
         // Legs stand in the order in which the renew named them, with gaps where some were closed since.
-        while let Some(leg) = self.legs.get(at) {
+        for _ in 0..named {
+            let Some(leg) = self.legs.get(at) else { break };
             let next = leg.links.map_or(NIL, |(_, next)| next);
             let named = leg.index_in(renewed.re);
-            if named.is_some() || broken!(AnswerCoversAll) {
+            if named.is_some() || all {
                 let exception = named.and_then(|index| {
                     while exceptions.next_if(|(exception, _)| *exception < index).is_some() {}
                     exceptions.next_if(|(exception, _)| *exception == index)

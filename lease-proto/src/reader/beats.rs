@@ -64,6 +64,10 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let wire = self.terms.wire();
         let peer = self.peers.get_mut(key)?;
         let (to, session) = peer.reachable(wire)?;
+        if peer.beat_due <= cx.now && !peer.whole {
+            // Of what is new too, if that waits.
+            (peer.cursor, peer.whole, peer.begins) = (peer.head, true, true);
+        }
         // A renew that is forgotten for a later one is never proven by its answer: wait for that, as long as it may be on its way.
         let (next, grace) = (Seq(peer.seq.saturating_add(1)), self.terms.path_budget());
         let remembered = peer.record(next).and_then(|record| record.map(|record| record.at.saturating_add(grace)));
@@ -82,7 +86,8 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         }
         let peer = self.peers.get_mut(key)?;
         peer.cursor = NIL;
-        if peer.beat_due <= cx.now {
+        let whole = core::mem::take(&mut peer.whole);
+        if whole && peer.beat_due <= cx.now {
             self.plan_beat(cx.now, key);
         }
         None
@@ -93,7 +98,8 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let stamp = self.stamp;
         let fit = tokens_that_fit(out.len(), self.identity.max_message as usize);
         let peer = self.peers.get_mut(key)?;
-        let (seq, mut at) = (peer.next_seq(), peer.cursor);
+        let (seq, first) = (peer.next_seq(), peer.cursor);
+        let mut at = first;
         let reader = self.legs.get(at)?.reader;
         let mut writer = RenewWriter::new(out, reader).ok()?;
         while let Some(leg) = self.legs.get_mut(at).filter(|leg| leg.reader == reader) {
@@ -107,7 +113,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let length = writer.finish(session, seq);
         peer.cursor = if count == 0 { NIL } else { at };
         if let Some(slot) = peer.record(seq) {
-            *slot = Some(Record { seq, at: stamp, count });
+            *slot = Some(Record { seq, at: stamp, count, first });
         }
         (count > 0).then_some((length, count))
     }
@@ -167,7 +173,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         } else {
             // Not spent: again soon, from the start, under another number.
             add(&mut cx.counters.unsent);
-            peer.cursor = NIL;
+            (peer.cursor, peer.whole) = (NIL, false);
             // The record stays: if it left after all, its answer counts.
             let soon = self.terms.interval_for(peer.extension).scale(1, 8);
             peer.beat_due = cx.now.saturating_add(soon);

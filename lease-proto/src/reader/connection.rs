@@ -81,7 +81,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let Some(peer) = self.peers.get_mut(key) else { return };
         peer.one_way = false;
         peer.beat_due = cx.now;
-        peer.cursor = peer.head;
+        (peer.cursor, peer.whole) = (peer.head, true);
         peer.begins = true;
         peer.suspected = None;
         if broken!(ThrottleSpentWhileConnecting) {
@@ -92,6 +92,13 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         cx.emit(Event::Connected { engine: peer.engine.as_bytes() });
         let (rank, born, engine) = (peer.rank, peer.born, peer.engine.clone());
         self.ready_peers.push(&mut self.peers, key);
+        // Completions and releases that could not be told before.
+        for index in self.legs.indexes() {
+            if self.legs.get(index).is_some_and(|leg| leg.peer == key && leg.closing.is_some()) {
+                self.ready_legs.push(&mut self.legs, index);
+                self.arm_leg(index);
+            }
+        }
         for index in self.peers.indexes() {
             if self
                 .peers
@@ -141,7 +148,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         peer.theirs = None;
         peer.failures = 0;
         peer.answered = false;
-        peer.cursor = NIL;
+        (peer.cursor, peer.whole) = (NIL, false);
         peer.handshake.lost(cx.now, &patience);
         add(&mut cx.counters.peer_lost);
         cx.emit(Event::PeerLost { engine: peer.engine.as_bytes() });

@@ -47,6 +47,8 @@ pub struct Peer<M> {
     pub(super) legs: u32,
     /// Where the beat under way goes on.
     pub(super) cursor: u32,
+    /// Whether it began with the first leg. A beat of what is new does not stand for the one that is due.
+    pub(super) whole: bool,
     pub(super) beat_due: Instant,
     /// A beat under way that had to wait goes on then. The next renew is the first of a beat.
     pub(super) resume: Instant,
@@ -75,6 +77,8 @@ pub(super) struct Record {
     /// Read before it was handed over.
     pub(super) at: Instant,
     pub(super) count: u16,
+    /// The first leg that it names and that is still renewed; the others follow it.
+    pub(super) first: u32,
 }
 
 impl<M> Peer<M> {
@@ -183,6 +187,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             tail: NIL,
             legs: 0,
             cursor: NIL,
+            whole: false,
             beat_due: cx.now,
             resume: cx.now,
             begins: true,
@@ -222,6 +227,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         }
         if peer.cursor == NIL {
             peer.cursor = index; // a beat of what is new
+            peer.whole = peer.head == index;
         }
         peer.legs = peer.legs.saturating_add(1);
         peer.handshake.start(cx.now);
@@ -249,7 +255,9 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             links.0 = prev;
         }
         if let Some(peer) = self.peers.get_mut(key) {
-            for (end, neighbour) in [(&mut peer.head, next), (&mut peer.tail, prev), (&mut peer.cursor, next)] {
+            let ends = [(&mut peer.head, next), (&mut peer.tail, prev), (&mut peer.cursor, next)];
+            let firsts = peer.records.iter_mut().flatten().map(|record| (&mut record.first, next));
+            for (end, neighbour) in ends.into_iter().chain(firsts) {
                 if *end == index {
                     *end = neighbour;
                 }
@@ -270,7 +278,11 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let Some(peer) = self.peers.get(index) else { return };
         // One that waits to be sent is in the queue already.
         let beats = peer.head != NIL && peer.ready.is_none() && peer.reachable(self.terms.wire()).is_some();
-        let beat = beats.then_some(if peer.cursor == NIL { peer.beat_due } else { peer.resume });
+        let beat = beats.then_some(match peer.cursor {
+            NIL => peer.beat_due,
+            _ if peer.whole => peer.resume,
+            _ => peer.resume.min(peer.beat_due),
+        });
         let idle = (peer.legs == 0).then(|| peer.idle_since.saturating_add(self.terms.engine_ttl()));
         let greeting = (peer.legs > 0).then(|| peer.handshake.next_timeout()).flatten();
         self.peers.set_deadline(index, [beat, idle, greeting, peer.suspected].into_iter().flatten().min());
@@ -303,10 +315,6 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
                 }
                 Step::Hello => peer.hello_due = true,
             }
-        }
-        if peer.beat_due <= cx.now && peer.cursor == NIL {
-            peer.cursor = peer.head;
-            peer.begins = true;
         }
         self.ready_peers.push(&mut self.peers, index);
         self.arm_peer(index);
