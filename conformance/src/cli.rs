@@ -4,8 +4,12 @@
 pub mod certify;
 pub mod decode;
 pub mod front;
+pub mod inspect;
 pub mod peer;
+pub mod plan;
 pub mod prefill;
+pub mod replay;
+pub mod simulate;
 
 use std::{fmt, io::Write as _, process::ExitCode, str::FromStr};
 
@@ -76,11 +80,7 @@ impl RoleArgs {
     /// A term that is none.
     pub fn setup(&self, role: &str, lease: Duration, capacity: usize) -> Result<Setup, EngineError> {
         let mut config = Config::with_lease(self.lease.unwrap_or(lease));
-        for term in &self.terms {
-            let (name, value) =
-                term.split_once('=').ok_or_else(|| EngineError::Invalid(format!("--term {term}: expected NAME=VALUE")))?;
-            config.set(name, value).map_err(|error| EngineError::Invalid(format!("--term {term}: {error}")))?;
-        }
+        set_terms(&mut config, &self.terms).map_err(EngineError::Invalid)?;
         let (seed, incarnation) = entropy()?;
         if self.engine_id.as_deref() == Some("") {
             return Err(EngineError::Invalid("--engine-id is empty: leave it out for a random one".into()));
@@ -88,6 +88,15 @@ impl RoleArgs {
         let name = self.engine_id.clone().unwrap_or_else(|| format!("{role}-{:08x}", incarnation as u32));
         Ok(Setup { name, wire: self.wire, config, capacity, seed, incarnation, raw: false })
     }
+}
+
+/// Sets terms by their names.
+fn set_terms(config: &mut Config, terms: &[String]) -> Result<(), String> {
+    for term in terms {
+        let (name, value) = term.split_once('=').ok_or_else(|| format!("--term {term}: expected NAME=VALUE"))?;
+        config.set(name, value).map_err(|error| format!("--term {term}: {error}"))?;
+    }
+    Ok(())
 }
 
 /// Tells the operator what its terms cannot hold.

@@ -1,5 +1,6 @@
-//! Certifies kvlease transports: [`loopback`], an in-memory fabric with faults, and with the feature `cli` the cases
-//! ([`certify`]), the engine that they and the command `kvlease` run ([`engine`]), and the command lines ([`cli`]).
+//! Certifies kvlease transports: [`loopback`], an in-memory fabric with faults; with the feature `sim` the simulator ([`sim`]),
+//! which replays traces and checks the laws; with the feature `cli` the cases ([`certify`]), the engine that they and the command
+//! `kvlease` run ([`engine`]), and the command lines ([`cli`]).
 
 #[cfg(feature = "cli")]
 pub mod certify;
@@ -8,3 +9,5 @@ pub mod cli;
 #[cfg(feature = "cli")]
 pub mod engine;
 pub mod loopback;
+#[cfg(feature = "sim")]
+pub mod sim;

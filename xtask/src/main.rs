@@ -52,6 +52,8 @@ enum Chore {
     },
     /// Lets loom visit every interleaving of lease-proto's `sync`
     Loom,
+    /// Breaks the protocol's rules one by one and lets the simulator find each
+    Broken,
     /// Links a no_std binary in which any panic that can be reached is a link error
     NoStd,
     /// Fuzzes lease-proto's decoders (needs nightly Rust, cargo-fuzz and a C++ compiler)
@@ -112,6 +114,7 @@ fn main() -> ExitCode {
         Chore::Test { setup, name, args } => test(&setup, name.as_deref(), &args),
         Chore::Check { setup } => check(&setup),
         Chore::Loom => loom(),
+        Chore::Broken => broken(),
         Chore::NoStd => no_std(),
         Chore::Fuzz { target, time } => fuzz(target, time),
     };
@@ -170,6 +173,7 @@ fn test(setup: &Setup, name: Option<&str>, args: &[String]) -> Result<(), Stop> 
         false => eprintln!("xtask: build of the fuzz targets: skipped, since libFuzzer needs a C++ compiler and there is no c++"),
     }
     loom()?;
+    broken()?;
     no_std()
 }
 
@@ -204,6 +208,13 @@ fn no_ucx() -> Result<(), Stop> {
 fn loom() -> Result<(), Stop> {
     let step = Step::cargo("loom", "test --release -p lease-proto --features std --lib --target-dir");
     Ok(step.args([target_dir()?.join("loom")]).args(["sync"]).with("RUSTFLAGS", "--cfg kvlease_loom").run()?)
+}
+
+fn broken() -> Result<(), Stop> {
+    let line = "test --release -p lease-proto -p conformance --no-default-features --features lease-proto/std,conformance/sim \
+                --test broken_rules --test broken_traces --target-dir";
+    let step = Step::cargo("rules broken one by one", line).args([target_dir()?.join("broken")]);
+    Ok(step.args(["--", "--nocapture"]).with("RUSTFLAGS", "--cfg kvlease_broken").run()?)
 }
 
 fn no_std() -> Result<(), Stop> {

@@ -14,7 +14,11 @@ use super::{
     certify::{CertifyArgs, certify},
     complain,
     decode::DecodeArgs,
+    inspect::{InspectArgs, inspect},
+    plan::{PlanArgs, plan},
     prefill::PrefillArgs,
+    replay::{ReplayArgs, replay},
+    simulate::{SimulateArgs, simulate},
 };
 
 #[derive(Parser)]
@@ -39,6 +43,26 @@ enum Role {
     /// Exits with 0 if something passed and nothing failed, 1 if something failed, 2 if there is no verdict, as about a transport that
     /// was named and is not here.
     Certify(CertifyArgs),
+    /// Replay traces: what engines told each other and when, run by the real protocol code on virtual time
+    ///
+    /// Prints one JSON object a line, the same for the same file. Exits with 0 if all held, 1 if a law was broken or an expectation
+    /// failed, 2 if a file is not a trace.
+    Replay(ReplayArgs),
+    /// Simulate random worlds of engines, clocks and networks on virtual time, and hold the seven laws against each
+    ///
+    /// Ends with the totals as one JSON object. Exits with 0 if every world kept the laws, 1 if one did not: it is shrunk and written
+    /// down as a trace that `kvlease replay` runs. 2 on wrong input.
+    Simulate(SimulateArgs),
+    /// Tell what one captured notification says, as a JSON object
+    ///
+    /// Takes the raw bytes from standard input, or --hex. Exits with 0 for a message and for bytes that are none of ours, 1 for what
+    /// a peer would drop, which is printed as {"rejected":WHY}, 2 on wrong input. Secrets of leases are not printed.
+    Inspect(InspectArgs),
+    /// Plan a fleet: what leases cost it, what a dead decode instance holds, how likely a lease runs out falsely
+    ///
+    /// Tells each by closed form and by one sampled run of the real protocol code, side by side; docs/plan.md says what the numbers
+    /// mean. Exits with 0, or with 2 on wrong input.
+    Plan(Box<PlanArgs>),
 }
 
 /// Runs the command line of this process.
@@ -47,6 +71,10 @@ pub fn main() -> ExitCode {
         Role::Prefill(args) => become_peer(&args.role.transport),
         Role::Decode(args) => become_peer(&args.role.transport),
         Role::Certify(args) => certify(&args),
+        Role::Replay(args) => replay(&args),
+        Role::Simulate(args) => simulate(&args),
+        Role::Inspect(args) => inspect(&args),
+        Role::Plan(args) => plan(&args),
     }
 }
 

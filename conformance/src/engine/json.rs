@@ -12,7 +12,9 @@ pub(super) fn event(event: &Event<'_>, identity: &Identity, started: Instant, no
         Event::Granted { request, expires, .. } => {
             ("granted", json!({"request": request.to_string(), "expires": since(*expires)}))
         }
-        Event::Renewed { request, expires, .. } => ("renewed", json!({"request": request.to_string(), "expires": since(*expires)})),
+        Event::Renewed { request, expires, .. } => {
+            ("renewed", json!({"request": request.to_string(), "expires": since(*expires)}))
+        }
         Event::Freed { request, why, expires, now, previous_poll, .. } => (
             "freed",
             json!({
