@@ -55,6 +55,8 @@ named! {
         PromiseBeyondDrain = "promise_beyond_drain",
         /// Holder: a renewal moves a lease of a fixed time to live.
         FixedTtlMoves = "fixed_ttl_moves",
+        /// Holder: a renewal holds the lease for three times as long as it says.
+        HeldForLonger = "held_for_longer",
         /// Holder: a lease that was taken back is renewed all the same.
         RevokedIsRenewed = "revoked_is_renewed",
         /// Holder: what was promised is held until its reader answers, with no policy that says so.

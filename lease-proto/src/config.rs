@@ -286,34 +286,49 @@ pub enum TermsError {
         lease: Duration,
     },
     /// vLLM's arithmetic gives an extension that is shorter than the losses and the stall that it should survive.
-    #[error(
-        "kv_lease_duration gives an extension of {extension} s, {needed} s are needed: raise kv_lease_duration to at least \
-         {raise_to} s, or lower longest_stall to at most {stall} s"
-    )]
+    #[error("kv_lease_duration gives an extension of {extension} s, {needed} s are needed: {remedy}")]
     CannotHoldVllm {
         /// What there is.
         extension: Duration,
         /// What the losses, the stall, the path and the poll add up to.
         needed: Duration,
-        /// A lease that would do.
-        raise_to: Duration,
-        /// A stall that would do.
-        stall: Duration,
+        /// What would do.
+        remedy: Remedy,
     },
     /// The extension is shorter than the losses and the stall that it should survive.
-    #[error(
-        "an extension of {extension} s cannot hold a lease, {needed} s are needed: raise extension to at least {raise_to} s, or lower longest_stall to at most {stall} s"
-    )]
+    #[error("an extension of {extension} s cannot hold a lease, {needed} s are needed: {remedy}")]
     CannotHold {
         /// What there is.
         extension: Duration,
         /// What the losses, the stall, the path and the poll add up to.
         needed: Duration,
-        /// An extension that would do, with the interval that follows from it.
-        raise_to: Duration,
-        /// A stall that would do.
-        stall: Duration,
+        /// What would do.
+        remedy: Remedy,
     },
+}
+
+/// What to change so that terms hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remedy {
+    /// The term to raise.
+    pub term: &'static str,
+    /// To at least this, with what follows from it; `None` if no value would do, since the others grow with it.
+    pub raise_to: Option<Duration>,
+    /// A longest stall that would do; `None` if not even none would.
+    pub stall: Option<Duration>,
+}
+
+impl core::fmt::Display for Remedy {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match (self.raise_to, self.stall) {
+            (Some(least), Some(stall)) => {
+                write!(f, "raise {} to at least {least} s, or lower longest_stall to at most {stall} s", self.term)
+            }
+            (Some(least), None) => write!(f, "raise {} to at least {least} s", self.term),
+            (None, Some(stall)) => write!(f, "lower longest_stall to at most {stall} s"),
+            (None, None) => f.write_str("lower losses, poll or path_budget"),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -174,7 +174,7 @@ impl Wheel {
 
     /// Of each level the list that comes first.
     fn firsts(&self) -> impl Iterator<Item = (u8, u8, u64)> {
-        (0u32..).zip(&self.occupied).filter_map(|(level, occupied)| {
+        (0..LEVELS as u32).zip(&self.occupied).filter_map(|(level, occupied)| {
             let turn = turns(self.cursor, level);
             let ahead = occupied.rotate_right(u32::from(slot(turn))).trailing_zeros();
             let turn = turn.saturating_add(u64::from(ahead));

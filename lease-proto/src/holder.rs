@@ -136,16 +136,23 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
 
     /// Announces a request before its grant, so that a completion that comes first is kept (cases 10, 11).
     ///
+    /// From then on its parameters may be handed out, and who reads by them is answered that the blocks are held: announce only
+    /// what is written.
+    ///
     /// # Errors
     /// `Duplicate` if the token is used or the request announced already, `Full`, `Draining`, on vLLM's wire `IdNotEncodable`.
     pub fn expect(&mut self, cx: &mut Context<'_>, request: &RequestId, token: Token) -> Result<(), Refused> {
         let cx = &mut self.tick(cx);
+        self.try_expect(request, token).inspect_err(|why| cx.refuse(Some(request.as_bytes()), Some(token), *why))
+    }
+
+    fn try_expect(&mut self, request: &RequestId, token: Token) -> Result<(), Refused> {
+        self.admit(request, token)?;
+        if self.announced(request).is_some() {
+            return Err(Refused::Duplicate);
+        }
         let lease = Lease::announced(request.clone(), token, self.id_hash.of(request.as_bytes()));
-        self.admit(request, token).and_then(|()| self.leases.insert(lease).map_err(|_| Refused::Full)).map(|_| ()).inspect_err(
-            |why| {
-                cx.refuse(Some(request.as_bytes()), Some(token), *why);
-            },
-        )
+        self.leases.insert(lease).map(|_| ()).map_err(|_| Refused::Full)
     }
 
     /// Grants a lease and returns when it ends unless renewed. The engine's word is taken that the blocks are written.
@@ -251,7 +258,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
             return Err(Refused::Duplicate);
         }
         // Taken back before it was granted: the abort wins, whichever comes first (case 54).
-        let aborted = self.ended.find(BY_NUMBER, token.number, |ended| ended.token() == token).is_some();
+        let aborted = self.ended(token).is_some();
         if aborted { Err(Refused::Revoked) } else { Ok(()) }
     }
 
@@ -332,7 +339,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
             add(&mut cx.counters.late_heartbeat);
         }
         lease.promised = true;
-        let until = cx.now.saturating_add(granted);
+        let until = cx.now.saturating_add(if broken!(HeldForLonger) { granted.saturating_mul(3) } else { granted });
         lease.expires = if broken!(RenewalShortens) { until } else { lease.expires.max(until) };
         let granted = if broken!(PromiseBeyondDrain) && !lease.fixed { self.terms.extension() } else { granted };
         let expires = lease.expires;
@@ -340,6 +347,12 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         cx.emit(Event::Renewed { request: &lease.request, token: lease.token, expires });
         self.leases.set_deadline(index, Some(expires));
         Ok(granted)
+    }
+
+    /// How a lease ended, while that is remembered.
+    fn ended(&self, token: Token) -> Option<&Ended> {
+        let same = |ended: &Ended| ended.token() == token && ended.until() > self.clock;
+        self.ended.find(BY_NUMBER, token.number, same).and_then(|at| self.ended.get(at))
     }
 
     /// By how much a renewal extends now: less while draining, nothing after that.

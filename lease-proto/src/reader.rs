@@ -62,6 +62,8 @@ pub struct Reader<R, G, P, M> {
     cancels: Fifo<Ticket, 64>,
     disconnects: Fifo<PeerId, 64>,
     born: u64,
+    /// What a peer that was forgotten was doubted for, see there.
+    doubted: u64,
     clock: Instant,
     /// The clock as it was read last: behind `clock` once it went back.
     stamp: Instant,
@@ -124,6 +126,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             cancels: Fifo::new(),
             disconnects: Fifo::new(),
             born: 0,
+            doubted: 0,
             clock: Instant::ZERO,
             stamp: Instant::ZERO,
         }
@@ -183,7 +186,8 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
                 if self.any_leg(index, |leg| leg.peer == peer) {
                     return Err(Refused::Duplicate);
                 }
-                let leg = Leg::new(index, peer, params.token, hash, reader, cx.now);
+                let mut leg = Leg::new(index, peer, params.token, hash, reader, cx.now);
+                leg.doubtful = self.peers.get(peer).is_some_and(|peer| params.token.number <= peer.doubted);
                 self.legs.insert(leg).map_err(|_| Refused::Full).map(|leg| self.join(cx, leg))
             });
             if result.is_err() {

@@ -76,6 +76,7 @@ each! {
     CompletedForAnybody: completed_by_another, Err(Refusal::Completed), Ok(());
     PromiseBeyondDrain: || renewed_after(|holder, _| holder.drain("5")), Ok(secs("5")), PROMISED;
     FixedTtlMoves: fixed_ttl, Ok(secs("2")), PROMISED;
+    HeldForLonger: || expiry(&renewed_at("15").0), at("35"), at("75");
     RevokedIsRenewed: || renewed_after(|holder, token| holder.abort(token, Abort::Failed).unwrap()), Err(Refusal::Failed), PROMISED;
     HeldUntilAck: || after(|holder, _, _| { holder.poll("31"); }), true, false;
     CompletionLeaks: left_after_completion, 0, 1;

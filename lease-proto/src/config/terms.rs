@@ -1,6 +1,6 @@
 //! Terms that hold, and the arithmetic of both wires.
 
-use super::{Config, LONGEST_EXTENSION, LONGEST_LEASE, Proof, SHORTEST_INTERVAL, TermsError};
+use super::{Config, LONGEST_EXTENSION, LONGEST_LEASE, Proof, Remedy, SHORTEST_INTERVAL, TermsError};
 use crate::{time::Duration, wire::Wire};
 
 const PPM: u64 = 1_000_000;
@@ -144,13 +144,20 @@ impl Terms {
         if !interval.is_zero() && needed <= extension {
             return Ok(());
         }
-        let stall = extension.saturating_add(self.longest_stall).saturating_sub(needed);
-        let stall = Duration::from_millis(stall.scale(1, MILLISECOND).as_nanos());
+        let without = needed.saturating_sub(self.longest_stall);
+        let stall = (without <= extension).then(|| {
+            let millis = extension.saturating_sub(without).scale(1, MILLISECOND).as_nanos();
+            Duration::from_millis(millis)
+        });
         Err(match self.wire {
             Wire::Native => {
-                TermsError::CannotHold { extension, needed, raise_to: self.least(MILLISECOND, LONGEST_EXTENSION), stall }
+                let remedy = Remedy { term: "extension", raise_to: self.least(MILLISECOND, LONGEST_EXTENSION), stall };
+                TermsError::CannotHold { extension, needed, remedy }
             }
-            Wire::Vllm => TermsError::CannotHoldVllm { extension, needed, raise_to: self.least(SECOND, LONGEST_LEASE), stall },
+            Wire::Vllm => {
+                let remedy = Remedy { term: "kv_lease_duration", raise_to: self.least(SECOND, LONGEST_LEASE), stall };
+                TermsError::CannotHoldVllm { extension, needed, remedy }
+            }
         })
     }
 
@@ -159,8 +166,8 @@ impl Terms {
     }
 
     /// The least extension (on vLLM's wire: lease) that holds, in whole `steps` of nanoseconds up to `most`. What is derived from
-    /// it grows with it, so it is searched for and not solved.
-    fn least(&self, step: u64, most: Duration) -> Duration {
+    /// it grows with it, so it is searched for and not solved. `None` where none holds.
+    fn least(&self, step: u64, most: Duration) -> Option<Duration> {
         let at = |steps: u64| Duration::from_nanos(steps.saturating_mul(step));
         let (mut low, mut high) = (0, most.as_nanos().checked_div(step).unwrap_or(0));
         while low < high {
@@ -171,7 +178,7 @@ impl Terms {
                 low = middle.saturating_add(1);
             }
         }
-        at(high)
+        Some(at(high)).filter(|least| self.would_hold(*least))
     }
 
     fn would_hold(&self, asked: Duration) -> bool {

@@ -63,22 +63,43 @@ fn leases_without_meaning_are_refused_by_name() {
 
 #[test]
 fn what_it_says_to_change_is_enough() {
-    for losses in (0..=3).map(Some) {
-        let config = Config { longest_stall: Some(secs("17.5")), losses, ..Config::default() };
-        let Err(TermsError::CannotHold { raise_to, stall, .. }) = config.validate(Wire::Native) else { continue };
-        let raised = Config { extension: Some(raise_to), ..config.clone() };
-        assert!(raised.validate(Wire::Native).is_ok(), "{raised:?}");
-        let almost = Config { extension: Some(raise_to.saturating_sub(Duration::from_millis(1))), ..config.clone() };
-        assert!(almost.validate(Wire::Native).is_err(), "{almost:?}");
+    let mut seen = [0; 2];
+    for (losses, longest_stall) in [0, 1, 2, 3].into_iter().flat_map(|losses| [(losses, None), (losses, Some(secs("17.5")))]) {
+        let config = Config { longest_stall, losses: Some(losses), ..Config::default() };
+        let Err(TermsError::CannotHold { remedy, .. }) = config.validate(Wire::Native) else { continue };
+        if let Some(raise_to) = remedy.raise_to {
+            seen[0] += 1;
+            let raised = Config { extension: Some(raise_to), ..config.clone() };
+            assert!(raised.validate(Wire::Native).is_ok(), "{raised:?}");
+            let almost = Config { extension: Some(raise_to.saturating_sub(Duration::from_millis(1))), ..config.clone() };
+            assert!(almost.validate(Wire::Native).is_err(), "{almost:?}");
+        } else {
+            seen[1] += 1;
+        }
+        let stall = remedy.stall.expect("without stalls they hold");
         let lowered = Config { longest_stall: Some(stall), ..config };
         assert!(lowered.validate(Wire::Native).is_ok(), "{lowered:?}");
     }
+    assert!(seen.iter().all(|count| *count > 0), "both kinds: {seen:?}");
+}
+
+#[test]
+fn what_would_not_do_is_not_said() {
+    let text = Config { losses: Some(3), ..Config::default() }.validate(Wire::Native).unwrap_err();
+    assert_eq!(
+        std::string::ToString::to_string(&text),
+        "an extension of 20 s cannot hold a lease, 22.084 s are needed: lower longest_stall to at most 2.916 s"
+    );
+    let poll = Config { poll: Some(secs("100")), ..Config::default() }.validate(Wire::Native).unwrap_err();
+    let TermsError::CannotHold { remedy, .. } = poll else { panic!("{poll}") };
+    assert_eq!(remedy.stall, None);
 }
 
 #[test]
 fn vllm_terms_that_cannot_hold_warn_and_do_not_fail() {
     let terms = Config { longest_stall: Some(secs("15")), ..Config::default() }.validate(Wire::Vllm).unwrap();
-    let Some(TermsError::CannotHoldVllm { raise_to, stall, .. }) = terms.warning() else { panic!("no warning") };
+    let Some(TermsError::CannotHoldVllm { remedy, .. }) = terms.warning() else { panic!("no warning") };
+    let (raise_to, stall) = (remedy.raise_to.unwrap(), remedy.stall.unwrap());
     let raised = Config { longest_stall: Some(secs("15")), ..Config::with_lease(raise_to) }.validate(Wire::Vllm).unwrap();
     assert_eq!(raised.warning(), None, "raised to {raise_to}");
     let lowered = Config { longest_stall: Some(stall), ..Config::default() }.validate(Wire::Vllm).unwrap();

@@ -208,8 +208,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
         let index = match self.find(token) {
             Ok(index) => index,
             Err((refusal, why)) => {
-                let ended =
-                    self.ended.find(BY_NUMBER, token.number, |ended| ended.token() == token).and_then(|at| self.ended.get(at));
+                let ended = self.ended(token);
                 if broken!(CompletedForAnybody) && ended.is_some_and(|ended| ended.why() == Freed::Completed) {
                     return Ok(seq);
                 }
@@ -305,7 +304,7 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
                 _ => Err((Refusal::Unknown, Refused::ForeignToken)),
             };
         }
-        let ended = self.ended.find(BY_NUMBER, token.number, |ended| ended.token() == token).and_then(|at| self.ended.get(at));
+        let ended = self.ended(token);
         let refusal = match ended {
             Some(ended) => ended.refusal(),
             None if token.number > self.highest => Refusal::NotYet,

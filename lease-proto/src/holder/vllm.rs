@@ -58,7 +58,8 @@ impl<L: Slots<Lease>, P: Slots<Peer>, E: Slots<Ended>> Holder<L, P, E> {
     /// Why an id is not leased, as far as it is remembered.
     fn ended_as(&self, id: &[u8]) -> Refused {
         let hash = self.id_hash.of(id);
-        let ended = self.ended.find(BY_ID, hash, |ended| ended.id_hash() == hash).and_then(|at| self.ended.get(at));
+        let same = |ended: &Ended| ended.id_hash() == hash && ended.until() > self.clock;
+        let ended = self.ended.find(BY_ID, hash, same).and_then(|at| self.ended.get(at));
         match ended.map(Ended::why) {
             Some(Freed::Expired) => Refused::Expired,
             Some(Freed::Aborted | Freed::Drained | Freed::Revoked) => Refused::Revoked,

@@ -119,6 +119,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             return;
         };
         let Some(leg) = self.legs.get_mut(index) else { return };
+        leg.over = !matches!(answer, Err(Refusal::NotYet | Refusal::Claimed | Refusal::Inconsistent | Refusal::Draining));
         let (request, read) = (leg.request, leg.closing.is_some_and(|closing| closing.read));
         let proven = leg.proven;
         match answer {
@@ -191,12 +192,28 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     pub(super) fn drop_leg(&mut self, cx: &mut Context<'_>, index: u32) {
         let Some(leg) = self.legs.get(index) else { return };
         let (request, peer) = (leg.request, leg.peer);
+        self.doubt(index);
         self.detach(index);
         self.leave(peer);
         if self.requests.get(request).is_some_and(|request| request.first == NIL) {
             add(&mut cx.counters.resolved);
             self.tell(cx, request, |request, handle| Event::Resolved { request, handle });
             self.requests.remove(request);
+        }
+    }
+
+    /// A completion or release that is not known to have come may come at any time.
+    fn doubt(&mut self, index: u32) {
+        let Some(leg) = self.legs.get(index) else { return };
+        let told = leg.closing.is_some_and(|closing| closing.first.is_some());
+        let over = leg.over
+            || matches!(
+                leg.status,
+                Status::Lost(Lost::Expired | Lost::Unknown | Lost::Revoked | Lost::Failed | Lost::PeerRestarted)
+            );
+        let (key, number) = (leg.peer, leg.token.number);
+        if let Some(peer) = self.peers.get_mut(key).filter(|_| told && !over) {
+            peer.doubted = peer.doubted.max(number);
         }
     }
 

@@ -65,6 +65,10 @@ pub struct Leg {
     pub(super) proof: Option<Instant>,
     /// A proof stands for the read that has ended.
     pub(super) proven: bool,
+    /// Something that was said of this lease before may still reach the holder and end it: only its answer proves a read (B).
+    pub(super) doubtful: bool,
+    /// The holder has answered that its part in the lease is over for good.
+    pub(super) over: bool,
     /// When an answer last covered it.
     pub(super) heard: Instant,
     sent: [(Seq, u16); REMEMBERED],
@@ -105,6 +109,8 @@ impl Leg {
             status: Status::Unconfirmed,
             proof: None,
             proven: false,
+            doubtful: false,
+            over: false,
             heard: now,
             sent: [(Seq(0), 0); REMEMBERED],
             closing: None,

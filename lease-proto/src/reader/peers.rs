@@ -54,6 +54,9 @@ pub struct Peer<M> {
     pub(super) resume: Instant,
     pub(super) begins: bool,
     pub(super) records: [Option<Record>; RECORDS],
+    /// The highest number of a lease that was completed or released without an answer that this is over: the message may still
+    /// come, whatever the reader does with that lease later.
+    pub(super) doubted: u64,
     /// Beats since the last answer.
     pub(super) since_answer: u32,
     pub(super) answered: bool,
@@ -192,6 +195,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             resume: cx.now,
             begins: true,
             records: [None; RECORDS],
+            doubted: self.doubted,
             since_answer: 0,
             answered: false,
             failures: 0,
@@ -255,12 +259,13 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             links.0 = prev;
         }
         if let Some(peer) = self.peers.get_mut(key) {
-            let ends = [(&mut peer.head, next), (&mut peer.tail, prev), (&mut peer.cursor, next)];
-            let firsts = peer.records.iter_mut().flatten().map(|record| (&mut record.first, next));
-            for (end, neighbour) in ends.into_iter().chain(firsts) {
+            for (end, neighbour) in [(&mut peer.head, next), (&mut peer.tail, prev), (&mut peer.cursor, next)] {
                 if *end == index {
                     *end = neighbour;
                 }
+            }
+            for record in peer.records.iter_mut().flatten().filter(|record| record.first == index) {
+                record.first = next;
             }
         }
     }
@@ -325,7 +330,8 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let gone = self.hang_up(key);
         if gone {
             self.ready_peers.remove(&mut self.peers, key);
-            self.peers.remove(key);
+            // Should it come back, its numbers are compared with those of all who were forgotten: too careful, never wrong.
+            self.doubted = self.peers.remove(key).map_or(self.doubted, |peer| self.doubted.max(peer.doubted));
         }
         gone
     }
