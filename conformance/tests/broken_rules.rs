@@ -19,7 +19,7 @@ use lease_proto::{
 const WORLDS: u64 = 5_000;
 
 /// Rules, and the laws that are broken without them, each of which may be seen first.
-const BREAK: [(Rule, Wire, &[u8]); 28] = [
+const BREAK: [(Rule, Wire, &[u8]); 29] = [
     (Rule::RenewalShortens, Wire::Native, &[1, 3]),
     (Rule::AnchoredAtReceipt, Wire::Native, &[4]),
     (Rule::AnchoredAtLatestBeat, Wire::Native, &[4]),
@@ -39,8 +39,9 @@ const BREAK: [(Rule, Wire, &[u8]); 28] = [
     (Rule::ExpiresBeforeDraining, Wire::Native, &[5]),
     (Rule::ClaimIgnored, Wire::Native, &[1, 4]),
     (Rule::CompletedForAnybody, Wire::Native, &[4]),
-    (Rule::PromiseBeyondDrain, Wire::Native, &[1, 4]),
+    (Rule::PromiseBeyondDrain, Wire::Native, &[1, 3, 4]),
     (Rule::FixedTtlMoves, Wire::Native, &[2]),
+    (Rule::HeldForLonger, Wire::Native, &[2]),
     (Rule::RevokedIsRenewed, Wire::Native, &[1]),
     (Rule::HeldUntilAck, Wire::Native, &[2]),
     (Rule::OneRankIsEnough, Wire::Native, &[4]),

@@ -144,10 +144,13 @@ mod command {
     /// The one object that it prints.
     fn report(args: &str) -> Value {
         let Output { status, stdout, stderr } = simulate(args);
-        assert_eq!((status.code(), String::from_utf8_lossy(&stderr).as_ref()), (Some(0), ""), "{args}");
         let text = String::from_utf8(stdout).unwrap();
-        assert_eq!(text.lines().count(), 1, "{text}");
-        serde_json::from_str(&text).unwrap()
+        assert_eq!((status.code(), text.lines().count()), (Some(0), 1), "{args}: {text}");
+        let report: Value = serde_json::from_str(&text).unwrap();
+        // A seed that was drawn is told before the run, too.
+        let drawn = if args.contains("--seed") { String::new() } else { format!("kvlease simulate: seed {}\n", report["seed"]) };
+        assert_eq!(String::from_utf8_lossy(&stderr), drawn, "{args}");
+        report
     }
 
     #[test]
@@ -177,6 +180,7 @@ mod command {
             ("--seed -1", "'-1'"),
             ("--zork", "--zork"),
             ("--out /dev/null/x", "cannot be made"),
+            ("--out /proc", "/proc: cannot be written in"),
         ];
         for (args, said) in rows {
             let Output { status, stdout, stderr } = simulate(args);

@@ -226,3 +226,64 @@ fn requests(trace: &Trace) -> BTreeSet<String> {
     };
     trace.lines.iter().filter_map(request).collect()
 }
+
+#[cfg(feature = "cli")]
+mod command {
+    use std::{
+        fs,
+        io::{BufRead as _, BufReader},
+        path::Path,
+        process::{Command, Stdio},
+    };
+
+    fn replay(files: &[&Path]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvlease"));
+        command.arg("replay").args(files);
+        command
+    }
+
+    /// A trace that prints more than a pipe takes, and whether it holds.
+    fn write(file: &Path, holds: bool) {
+        let mut text = r#"{"world":1,"end":"100","nodes":{"p":{"role":"prefill"}}}"#.to_owned();
+        for request in 0..5_000 {
+            text += &format!("\n{{\"at\":\"0\",\"node\":\"p\",\"do\":\"grant\",\"request\":\"{request}\"}}");
+        }
+        if !holds {
+            text += "\n{\"at\":\"99\",\"expect\":{\"event\":\"granted\"}}";
+        }
+        fs::write(file, text).unwrap();
+    }
+
+    #[test]
+    fn the_exit_status_is_right_though_nobody_reads_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let [good, bad] = ["good.jsonl", "bad.jsonl"].map(|name| folder.path().join(name));
+        write(&good, true);
+        write(&bad, false);
+        for (files, status) in
+            [(vec![&*good, &*bad], 1), (vec![&*bad], 1), (vec![&*good, &*good], 0), (vec![&*good, "x".as_ref()], 2)]
+        {
+            let mut child = replay(&files).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap(); // and no more
+            assert!(line.contains("granted"), "{line}");
+            let output = child.wait_with_output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(status), "{files:?}: {stderr}");
+            assert!(!stderr.contains("cannot write"), "{stderr}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_in_a_folder_that_leads_nowhere_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        write(&folder.path().join("a.jsonl"), true);
+        fs::create_dir(folder.path().join("b.jsonl")).unwrap();
+        std::os::unix::fs::symlink("nowhere", folder.path().join("c.jsonl")).unwrap();
+        let output = replay(&[folder.path()]).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains("c.jsonl: cannot be read") && stderr.contains("2 traces, 1 held"), "{stderr}");
+    }
+}

@@ -25,7 +25,7 @@ use super::{
 #[command(
     name = "kvlease",
     version,
-    about = "Leases on KV blocks between prefill and decode: run both roles, certify transports"
+    about = "Leases on KV blocks between prefill and decode: run both roles, certify transports, simulate, plan"
 )]
 struct Cli {
     #[command(subcommand)]

@@ -9,11 +9,11 @@ use std::{
 
 use clap::Args;
 
-use super::{WRONG_INPUT, complain, remark};
+use super::{WRONG_INPUT, complain, remark, shown};
 use crate::sim::{line::Line, replay, trace::Trace};
 
 /// Largest trace, in bytes.
-const LARGEST: u64 = 1 << 30;
+const LARGEST: u64 = 256 << 20;
 /// What the files of a folder that are traces are named like.
 const ENDINGS: [&str; 4] = ["jsonl", "ndjson", "json", "trace"];
 
@@ -34,7 +34,7 @@ pub fn replay(args: &ReplayArgs) -> ExitCode {
         Ok(files) => files,
         Err(why) => return complain("kvlease", why),
     };
-    let mut out = io::BufWriter::with_capacity(1 << 16, io::stdout().lock());
+    let mut out = io::BufWriter::with_capacity(1 << 16, Reader { out: io::stdout().lock(), gone: false });
     let mut worst = 0;
     let mut held = 0;
     for file in &files {
@@ -45,24 +45,47 @@ pub fn replay(args: &ReplayArgs) -> ExitCode {
                 remark("kvlease", format_args!("{}: {why}", file.display()));
                 WRONG_INPUT
             }
-            Err(Stop::Output(error)) => {
-                // Who reads no more wants no more.
-                let wanted = error.kind() != io::ErrorKind::BrokenPipe;
-                return if wanted { complain("kvlease", format_args!("cannot write: {error}")) } else { ExitCode::from(worst) };
-            }
+            Err(Stop::Output(error)) => return complain("kvlease", format_args!("cannot write: {error}")),
         };
         held += usize::from(status == 0);
         worst = worst.max(status);
     }
-    if let Err(error) = out.flush()
-        && error.kind() != io::ErrorKind::BrokenPipe
-    {
+    if let Err(error) = out.flush() {
         return complain("kvlease", format_args!("cannot write: {error}"));
     }
     if files.len() > 1 {
         remark("kvlease", format_args!("{} traces, {held} held", files.len()));
     }
     ExitCode::from(worst)
+}
+
+/// Who reads what is printed. Once it has left nothing is printed any more; the exit status is still wanted.
+struct Reader<W> {
+    out: W,
+    gone: bool,
+}
+
+impl<W: Write> Reader<W> {
+    /// What came of writing, unless nobody reads it.
+    fn unless_gone<T>(&mut self, otherwise: T, write: impl FnOnce(&mut W) -> io::Result<T>) -> io::Result<T> {
+        if self.gone {
+            return Ok(otherwise);
+        }
+        write(&mut self.out).or_else(|error| {
+            self.gone = error.kind() == io::ErrorKind::BrokenPipe;
+            if self.gone { Ok(otherwise) } else { Err(error) }
+        })
+    }
+}
+
+impl<W: Write> Write for Reader<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.unless_gone(bytes.len(), |out| out.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.unless_gone((), W::flush)
+    }
 }
 
 enum Stop {
@@ -76,6 +99,10 @@ fn one(file: &Path, quiet: bool, out: &mut impl Write) -> Result<bool, Stop> {
     let text = read(file).map_err(|error| Stop::Trace(format!("cannot be read: {error}")))?;
     let trace = Trace::parse(&text).map_err(|error| Stop::Trace(error.to_string()))?;
     drop(text);
+    for (line, request) in trace.about_nobody() {
+        let why = format_args!("no action names the request {}, so this expectation says nothing", shown(request));
+        remark("kvlease", format_args!("{}: line {line}: {why}", file.display()));
+    }
     let mut written = Ok(());
     let summary = replay::run(&trace, &mut |line: &Line<'_>| {
         if written.is_ok() && (!quiet || matches!(line.event, "violation" | "failed_expectation")) {
@@ -107,7 +134,8 @@ fn find(named: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
         for entry in fs::read_dir(path).map_err(unreadable)? {
             let file = entry.map_err(unreadable)?.path();
             let ending = file.extension().and_then(|ending| ending.to_str());
-            if file.is_file() && ending.is_some_and(|ending| ENDINGS.contains(&ending)) {
+            // A link that leads nowhere is meant as well, and told to be unreadable.
+            if !file.is_dir() && ending.is_some_and(|ending| ENDINGS.contains(&ending)) {
                 inside.push(file);
             }
         }

@@ -5,7 +5,7 @@ use std::{
     io::{self, Write as _},
     panic,
     path::{Path, PathBuf},
-    process::ExitCode,
+    process::{self, ExitCode},
     thread,
 };
 
@@ -74,13 +74,17 @@ fn upto(most: u64) -> RangedU64ValueParser<usize> {
 
 /// Simulates; 0 if all worlds kept the laws, 1 if one did not.
 pub fn simulate(args: &SimulateArgs) -> ExitCode {
-    let seed = match args.seed.map_or_else(|| entropy().map(|(_, seed)| seed >> 1), Ok) {
+    // One that every JSON reader reads exactly.
+    let seed = match args.seed.map_or_else(|| entropy().map(|(_, seed)| seed >> 11), Ok) {
         Ok(seed) => seed,
         Err(why) => return complain(PROGRAM, why),
     };
-    // Before the run, not after it: a trace that cannot be written is known at once.
-    if let Err(error) = fs::create_dir_all(&args.out) {
-        return complain(PROGRAM, format_args!("{}: cannot be made: {error}", args.out.display()));
+    if args.seed.is_none() {
+        remark(PROGRAM, format_args!("seed {seed}")); // known also if it is interrupted
+    }
+    // Before the run, not after it: a folder in which no trace can be written is known at once.
+    if let Err(why) = probe(&args.out, seed) {
+        return complain(PROGRAM, why);
     }
     let shape = Shape {
         prefill: args.prefill,
@@ -97,10 +101,7 @@ pub fn simulate(args: &SimulateArgs) -> ExitCode {
     let bar = bar(args.worlds);
     let Outcome { totals, broken } = run_worlds(seed, args.worlds, &shape, threads, &|done| bar.set_position(done));
     bar.finish_and_clear();
-    let (lines, found) = match broken.map(|broken| tell(&broken, args)).transpose() {
-        Ok(found) => found.unwrap_or_default(),
-        Err(why) => return complain(PROGRAM, why),
-    };
+    let (lines, found) = broken.map(|broken| tell(&broken, args)).unwrap_or_default();
     let mut report = json!({"seed": seed});
     if let (Some(report), Value::Object(totals)) = (report.as_object_mut(), totals.to_json()) {
         report.extend(totals);
@@ -114,10 +115,19 @@ pub fn simulate(args: &SimulateArgs) -> ExitCode {
     if found.is_null() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What a world broke, line by line; writes it down and says how to see it again.
-fn tell(broken: &Broken, args: &SimulateArgs) -> Result<(String, Value), String> {
+/// Makes the folder, and a file in it that goes away again.
+fn probe(folder: &Path, seed: u64) -> Result<(), String> {
+    fs::create_dir_all(folder).map_err(|error| format!("{}: cannot be made: {error}", folder.display()))?;
+    let file = folder.join(format!(".kvlease-simulate-{}-{seed}", process::id()));
+    let made = fs::write(&file, "x");
+    let removed = fs::remove_file(&file);
+    made.and(removed).map_err(|error| format!("{}: cannot be written in: {error}", folder.display()))
+}
+
+/// What a world broke, line by line; writes it down, if it can, and says how to see it again.
+fn tell(broken: &Broken, args: &SimulateArgs) -> (String, Value) {
     let Broken { seed, trace, violations } = broken;
-    let Some(first) = violations.first() else { return Ok(Default::default()) };
+    let Some(first) = violations.first() else { return Default::default() };
     let (law, replays) = (first.law, first.replays);
     remark(PROGRAM, format_args!("seed {seed} breaks law {law}; shrinking its world"));
     let fails = |trace: &Trace| {
@@ -130,15 +140,20 @@ fn tell(broken: &Broken, args: &SimulateArgs) -> Result<(String, Value), String>
     let small = shrink(trace, fails);
     panic::set_hook(hook);
     let file = args.out.join(format!("violation-law{law}-seed{seed}.jsonl"));
-    write(&file, &small).map_err(|error| format!("{}: cannot be written: {error}", file.display()))?;
-    let command = match replays {
+    let written = fs::write(&file, small.to_text());
+    if let Err(error) = &written {
+        remark(PROGRAM, format_args!("{}: cannot be written: {error}", file.display()));
+    }
+    let written = written.is_ok();
+    let command = match replays && written {
         true => format!("kvlease replay {}", file.display()),
-        // Only two runs that are compared show it.
+        // Only two runs that are compared show it, or there is no file.
         false => again(*seed, args),
     };
     remark(PROGRAM, format_args!("to see it again: {command}"));
     let lines = violations.iter().take(SHOWN).map(|violation| format!("{}\n", violation.line)).collect();
-    Ok((lines, json!({"violation": {"law": law, "seed": seed, "trace": file.to_string_lossy(), "again": command}})))
+    let trace = written.then(|| file.to_string_lossy());
+    (lines, json!({"violation": {"law": law, "seed": seed, "trace": trace, "again": command}}))
 }
 
 /// The command line that runs one world again.
@@ -147,10 +162,6 @@ fn again(seed: u64, args: &SimulateArgs) -> String {
     let chaos = if args.chaos { " --chaos" } else { "" };
     let wire = args.wire.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     format!("{PROGRAM} --seed {seed} --worlds 1 --prefill {prefill} --decode {decode} --requests {requests}{chaos} --wire {wire}")
-}
-
-fn write(file: &Path, trace: &Trace) -> io::Result<()> {
-    fs::write(file, trace.to_text())
 }
 
 /// On a terminal only; nobody needs a line for each world.
@@ -197,7 +208,7 @@ mod tests {
         let Alone { args } = Alone::parse_from(["simulate", "--out", folder.path().to_str().unwrap()]);
         let trace = Trace::parse(FAST.as_bytes()).unwrap();
         let violations = judge(&trace, 123, &mut Totals::default());
-        let (lines, found) = tell(&Broken { seed: 123, trace, violations }, &args).unwrap();
+        let (lines, found) = tell(&Broken { seed: 123, trace, violations }, &args);
         assert!(lines.contains(r#""event":"violation","law":4,"request":"a""#), "{lines}");
         let file = folder.path().join("violation-law4-seed123.jsonl");
         let again = format!("kvlease replay {}", file.display());
@@ -205,6 +216,19 @@ mod tests {
         let small = Trace::parse(&fs::read(file).unwrap()).unwrap();
         assert_eq!((small.world.nodes.len(), small.lines.len()), (2, 4));
         assert!(!replay::run(&small, &mut |_| ()).held());
+    }
+
+    #[test]
+    fn one_that_cannot_be_written_down_is_told_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let Alone { args } = Alone::parse_from(["simulate", "--out", folder.path().join("gone").to_str().unwrap()]);
+        let trace = Trace::parse(FAST.as_bytes()).unwrap();
+        let violations = judge(&trace, 123, &mut Totals::default());
+        let (lines, found) = tell(&Broken { seed: 123, trace, violations }, &args);
+        assert!(lines.contains(r#""event":"violation","law":4,"request":"a""#), "{lines}");
+        let violation = &found["violation"];
+        assert_eq!((&violation["law"], &violation["trace"]), (&4.into(), &Value::Null));
+        assert_eq!(violation["again"], again(123, &args));
     }
 
     #[test]

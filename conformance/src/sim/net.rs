@@ -77,6 +77,9 @@ impl Traffic {
 /// Where a native message tells its kind.
 const KIND: usize = 5;
 
+/// Most copies of one message, however many windows add to them.
+const COPIES: u32 = 1000;
+
 /// The network.
 #[derive(Debug)]
 pub(super) struct Net {
@@ -113,7 +116,12 @@ impl Net {
         let lane = self.lanes.entry(link).or_default();
         lane.windows.retain(|(until, _)| *until > now);
         match fault {
-            Fault::Window { until, effect } => lane.windows.push((*until, effect.clone())),
+            Fault::Window { until, effect } => {
+                if *effect == Effect::Reorder {
+                    lane.last = None; // it is not of this window
+                }
+                lane.windows.push((*until, effect.clone()));
+            }
             Fault::DropNext { count } => lane.drop_next = lane.drop_next.saturating_add(*count),
             Fault::Replay { nth } => {
                 let message = usize::try_from(*nth).ok().and_then(|nth| lane.log.get(nth)).cloned();
@@ -225,8 +233,60 @@ impl Sum {
             Effect::Drop | Effect::Partition => self.drop = true,
             Effect::Hold => self.held = self.held.max(until),
             Effect::Delay { by } => self.delay = self.delay.saturating_add(*by),
-            Effect::Duplicate { times } => self.copies = self.copies.saturating_add(*times),
+            Effect::Duplicate { times } => self.copies = self.copies.saturating_add(*times).min(COPIES),
             Effect::Reorder => self.reorder = true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINK: Link = (0, 1);
+
+    fn at(seconds: u64) -> WorldTime {
+        WorldTime::after(Duration::from_secs(seconds))
+    }
+
+    fn net(seed: u8) -> Net {
+        Net::new(Duration::from_secs(100), Entropy::from_seed([seed; 16]))
+    }
+
+    fn window(net: &mut Net, from: u64, until: u64, effect: Effect) {
+        net.fault(at(from), LINK, &Fault::Window { until: at(until), effect }, &mut |_, _| ());
+    }
+
+    /// The numbers under which what is sent arrives.
+    fn send(net: &mut Net, now: u64, byte: u8) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        let message = Message { from: None, to: 1, bytes: [byte].into() };
+        net.send(at(now), LINK, message, &mut |_, number| numbers.push(number));
+        numbers
+    }
+
+    #[test]
+    fn copies_are_bounded_in_sum() {
+        let mut net = net(1);
+        for times in [600, 600, 1000] {
+            window(&mut net, 0, 9, Effect::Duplicate { times });
+        }
+        assert_eq!(send(&mut net, 0, 7).len(), 1001);
+    }
+
+    #[test]
+    fn a_window_reorders_only_what_is_sent_in_it() {
+        let swapped = |seed, between: u64| {
+            let mut net = net(seed);
+            window(&mut net, 0, 1 + between, Effect::Reorder);
+            let first = send(&mut net, 0, 1);
+            window(&mut net, 2, 3, Effect::Drop);
+            if between == 0 {
+                window(&mut net, 3, 5, Effect::Reorder);
+            }
+            send(&mut net, 4, 2);
+            net.take(first[0]).unwrap().bytes[0] == 2
+        };
+        assert!((0..64).any(|seed| swapped(seed, 9)) && !(0..64).any(|seed| swapped(seed, 0)));
     }
 }

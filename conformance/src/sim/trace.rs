@@ -269,4 +269,40 @@ impl Trace {
     pub fn node(&self, name: &str) -> Option<usize> {
         self.world.nodes.binary_search_by(|node| node.name.as_str().cmp(name)).ok()
     }
+
+    /// Expectations about a request that nothing in the trace names, by line: they say nothing.
+    pub fn about_nobody(&self) -> Vec<(usize, &str)> {
+        let request = |line: &Line| match &line.what {
+            What::Do { action, .. } => action.request().map(str::to_owned),
+            _ => None,
+        };
+        let named: std::collections::HashSet<String> = self.lines.iter().filter_map(request).collect();
+        let received = |name: &str| {
+            self.lines.iter().any(|line| match &line.what {
+                What::Do { action: Action::Receive { bytes, .. }, .. } => String::from_utf8_lossy(bytes).contains(name),
+                _ => false,
+            })
+        };
+        let expected = self.lines.iter().filter_map(|line| match &line.what {
+            What::Expect { event, .. } | What::Never { event, .. } => Some((line.number, event.get("request")?.as_str()?)),
+            _ => None,
+        });
+        expected.filter(|(_, name)| !named.contains(*name) && !received(name)).collect()
+    }
+}
+
+impl Action {
+    /// The request that it is about, if it is about one.
+    pub fn request(&self) -> Option<&str> {
+        match self {
+            Self::Grant { request, .. }
+            | Self::Expect { request }
+            | Self::Abort { request }
+            | Self::Enqueue { request, .. }
+            | Self::Read { request, .. }
+            | Self::Finish { request }
+            | Self::Release { request } => Some(request),
+            _ => None,
+        }
+    }
 }

@@ -70,6 +70,8 @@ pub(super) struct Desk {
     by_request: FxHashMap<Rc<str>, Vec<Handle>>,
     /// Leases that expired in the turn under way.
     expired: Vec<(u64, Rc<str>)>,
+    /// Its turn has left messages.
+    more: bool,
     /// A mismatch of counts is told once.
     told: bool,
 }

@@ -15,7 +15,7 @@ use super::{
     line::{Line, Sink},
     net::{Link, Net, Traffic},
     queue::{Queue, Then},
-    time::WorldTime,
+    time::{NodeClock, WorldTime},
     trace::{self, Action, Fault},
     truth::{Court, Grant},
     worker::{Addresses, Mail, SimHolder, SimReader, Sizes, Worker, entropy},
@@ -246,12 +246,17 @@ impl<'t, 's> World<'t, 's> {
             return self.court.get_mut().violation(first, 5, None, detail);
         }
         let local = self.local(node);
-        // A poll that finds nothing only tells the laws when it was.
-        let polls = !self.spec.nodes[node as usize].poll.is_zero() && self.court.borrow().remembers();
+        let passed = self.beats(node).and_then(|beats| {
+            let court = self.court.borrow();
+            beats.last_before(&court.clocks[node as usize], self.now, self.nodes[node as usize].stalled)
+        });
         for id in self.workers_of(node) {
+            if let Some(passed) = passed {
+                self.court.get_mut().polled(id, passed);
+            }
             let worker = &self.workers[id as usize];
             let due = worker.next.is_some_and(|next| next <= local);
-            if polls || due || !worker.mail.is_empty() || !worker.landed.is_empty() {
+            if due || !worker.mail.is_empty() || !worker.landed.is_empty() {
                 self.turn_worker(id, local);
             }
         }
@@ -268,6 +273,12 @@ impl<'t, 's> World<'t, 's> {
         court.get_mut().turned(id, worker.holder.live(), worker.reader.open(), turn.more);
     }
 
+    /// The beats of a node's forward loop, if it has a period.
+    fn beats(&self, node: u32) -> Option<Beats> {
+        let spec = &self.spec.nodes[node as usize];
+        (!spec.poll.is_zero()).then(|| Beats { start: spec.clock.as_nanos(), period: spec.poll.as_nanos() })
+    }
+
     /// When the node's loop comes round next.
     fn schedule(&mut self, node: u32) {
         let state = &self.nodes[node as usize];
@@ -275,23 +286,21 @@ impl<'t, 's> World<'t, 's> {
         if state.crashed || state.due == Some(self.now) {
             return;
         }
-        let spec = &self.spec.nodes[node as usize];
         let court = self.court.borrow();
         let clock = &court.clocks[node as usize];
-        let next = if spec.poll.is_zero() {
-            let busy = |worker: &Worker| !worker.mail.is_empty() || !worker.landed.is_empty();
-            let workers = &self.workers[self.workers_of(node).start as usize..self.workers_of(node).end as usize];
-            match workers.iter().any(busy) {
-                true => Some(self.now),
-                false => workers.iter().filter_map(|worker| worker.next).min().and_then(|next| clock.world(next)),
+        let workers = &self.workers[self.workers_of(node).start as usize..self.workers_of(node).end as usize];
+        let busy = workers.iter().any(|worker| !worker.mail.is_empty() || !worker.landed.is_empty());
+        let next = workers.iter().filter_map(|worker| worker.next).min();
+        let next = match (busy, self.beats(node)) {
+            (true, None) => Some(self.now),
+            (false, None) => next.and_then(|next| clock.world(next)),
+            // Those of its beats that find nothing to do are passed over.
+            (true, Some(beats)) => {
+                beats.first_from(clock, self.now, state.turns.0 == self.now && state.turns.1 > 0, Instant::ZERO)
             }
-        } else {
-            // The next of its beats on its own clock; those that were missed are not made up.
-            let (start, local) = (spec.clock.as_nanos(), clock.local(self.now).as_nanos());
-            let beats = local.saturating_sub(start) / spec.poll.as_nanos();
-            let first = self.now == WorldTime::ZERO && state.turns == (WorldTime::ZERO, 0);
-            let beat = if first { 0 } else { beats + 1 };
-            clock.world(Instant::from_nanos(start.saturating_add(spec.poll.as_nanos().saturating_mul(beat))))
+            (false, Some(beats)) => {
+                next.and_then(|next| beats.first_from(clock, self.now, state.turns.0 == self.now && state.turns.1 > 0, next))
+            }
         };
         drop(court);
         let stalled = self.nodes[node as usize].stalled;
@@ -321,6 +330,42 @@ impl<'t, 's> World<'t, 's> {
     fn call<R>(&mut self, worker: u32, f: impl FnOnce(&mut SimHolder, &mut SimReader, &mut Context<'_>) -> R) -> R {
         let local = self.court.borrow().local(worker);
         self.workers[worker as usize].call(worker, local, &self.court, f)
+    }
+}
+
+/// The beats of a forward loop on its node's clock: one when the world begins, then one each period. Those that a stall skips are
+/// not made up.
+struct Beats {
+    start: u64,
+    period: u64,
+}
+
+impl Beats {
+    fn at(&self, beat: u64) -> Instant {
+        Instant::from_nanos(self.start.saturating_add(self.period.saturating_mul(beat)))
+    }
+
+    /// How many there have been after the first.
+    fn count(&self, clock: &NodeClock, now: WorldTime) -> u64 {
+        clock.local(now).as_nanos().saturating_sub(self.start) / self.period
+    }
+
+    /// The first beat from now on, or after now if that of now is `over`, at which the clock shows `local` or more.
+    fn first_from(&self, clock: &NodeClock, now: WorldTime, over: bool, local: Instant) -> Option<WorldTime> {
+        let count = self.count(clock, now);
+        if !over && clock.world(self.at(count)) == Some(now) && local <= clock.local(now) {
+            return Some(now);
+        }
+        let wanted = local.as_nanos().saturating_sub(self.start).div_ceil(self.period);
+        clock.world(self.at(wanted.max(count + 1)))
+    }
+
+    /// What the clock showed at the last beat before now, if that was not before `stalled`.
+    fn last_before(&self, clock: &NodeClock, now: WorldTime, stalled: WorldTime) -> Option<Instant> {
+        let count = self.count(clock, now);
+        let count = if clock.world(self.at(count)) == Some(now) { count.checked_sub(1)? } else { count };
+        let beat = self.at(count);
+        clock.world(beat).filter(|at| *at >= stalled && *at < now).map(|_| beat)
     }
 }
 

@@ -31,6 +31,13 @@ fn what_is_no_json_object_is_refused() {
     ] {
         refused(Trace::parse(&[WORLD.as_bytes(), b"\n\n", line].concat()), 3, key, says);
     }
+    refused(Trace::parse(&[b"\xef\xbb\xbf", WORLD.as_bytes()].concat()), 1, "", "(BOM)");
+    let long = |more: usize| {
+        let line = [&br#"{"never":{"event":"freed"}}"#[..], &b" ".repeat((4 << 20) - 27 + more)].concat();
+        Trace::parse(&[WORLD.as_bytes(), b"\n", &line, b"\n"].concat())
+    };
+    assert_eq!(long(0).unwrap().lines.len(), 1);
+    refused(long(1), 2, "", "line is 4194305 bytes long, expected at most 4194304");
     for empty in ["", "\n \n"] {
         refused(Trace::parse(empty.as_bytes()), 1, "", "empty file");
     }
@@ -175,6 +182,9 @@ fn lines_that_are_none_are_refused() {
         (&[r#"{"never":{}}"#], "never", "at least one key"),
         (&[r#"{"never":"freed"}"#], "never", "expected an object"),
         (&[r#"{"never":{"event":"leaked"}}"#], "event", "expected one of granted, renewed"),
+        (&[r#"{"never":{"event":"failed_expectation"}}"#], "event", "no expectation sees a failed_expectation"),
+        (&[r#"{"at":"1","expect":{"event":"failed_expectation","line":2}}"#], "event", "no expectation sees"),
+        (&[r#"{"never":{"line":2}}"#], "line", "keys that one event has together"),
         (&[r#"{"never":{"event":"freed","why":"expired"}}"#], "why", "keys of the event freed"),
         (&[r#"{"never":{"event":"freed","at":"1"}}"#], "at", "keys of the event freed"),
         (&[r#"{"never":{"colour":"red"}}"#], "colour", "keys that one event has together"),

@@ -3,6 +3,7 @@
 use std::{collections::hash_map::Entry, rc::Rc};
 
 use lease_proto::{
+    config::LONGEST_LEASE,
     event::{Freed, Refused, Verdict},
     id::Token,
     reader::Handle,
@@ -55,6 +56,7 @@ impl Court<'_, '_> {
             return;
         }
         self.obeys(worker, request);
+        let longest = self.local(worker).saturating_add(self.node_of(worker).terms.extension());
         let Some(lease) = self.leases(worker).get_mut(&number) else {
             return self.violation(worker, 6, Some(request), "renewed, but never granted");
         };
@@ -69,6 +71,7 @@ impl Court<'_, '_> {
             LeaseTruth { ended: Some(_), .. } => Some((6, "renewed after its end")),
             LeaseTruth { stopped: true, .. } => Some((1, "renewed after it was taken back")),
             LeaseTruth { fixed: true, .. } if expires != before => Some((2, "a renewal moved a fixed time to live")),
+            _ if expires > before.max(longest) => Some((2, "a renewal holds the lease for longer than the extension")),
             _ if expires < before => Some((3, "a renewal shortened the lease")),
             _ => None,
         };
@@ -99,7 +102,7 @@ impl Court<'_, '_> {
         let closed = matches!(why, Freed::Completed | Freed::Released);
         if let Some(promised) = promised.filter(|promised| local < *promised) {
             // Whoever knows an id may complete it on vLLM's wire.
-            let kept = closed && (wire == Wire::Vllm || to.is_some_and(|to| self.reader_is_done(worker, number, to)));
+            let kept = closed && (wire == Wire::Vllm || to.is_none_or(|to| self.reader_is_done(worker, number, to)));
             if !kept {
                 let detail = format!(
                     "freed as {} at {local}, promised until {promised} on the holder's clock, and a rank that reads it is not done",
@@ -226,16 +229,38 @@ impl Court<'_, '_> {
     fn promised(&mut self, worker: u32, renew: &Renew<'_>, renewed: &Renewed<'_>, to: Option<Sender>) {
         let local = self.local(worker);
         let leases = self.leases(worker);
+        let mut beyond = None;
         let mut exceptions = renewed.exceptions.iter().peekable();
         for (index, token) in renew.tokens.iter().enumerate() {
             let exception = exceptions.next_if(|(exception, _)| usize::from(*exception) == index);
             let Ok(granted) = exception.map_or(Ok(renewed.granted), |(_, what)| what) else { continue };
             if let Some(lease) = leases.get_mut(&token.number).filter(|_| granted > Duration::ZERO) {
                 let until = local.saturating_add(granted);
+                if until > lease.expires {
+                    beyond = Some((Rc::clone(&lease.request), until, lease.expires));
+                }
                 if lease.promised.is_none_or(|promised| promised < until) {
                     (lease.promised, lease.promised_to) = (Some(until), to);
                 }
             }
+        }
+        if let Some((request, until, expires)) = beyond {
+            let detail = format!("promised until {until} on the holder's clock, but it ends at {expires}");
+            self.violation(worker, 3, Some(&request), &detail);
+        }
+    }
+
+    /// A grant holds for its time to live, no less and no more.
+    pub(in crate::sim) fn holds_for(&mut self, worker: u32, token: Token, request: &str, ttl: Option<Duration>) {
+        if !self.checks {
+            return;
+        }
+        let ttl = ttl.unwrap_or(self.node_of(worker).terms.lease()).min(LONGEST_LEASE);
+        let due = self.local(worker).saturating_add(ttl);
+        let expires = self.leases(worker).get(&token.number).map(|lease| lease.expires);
+        if expires.is_some_and(|expires| expires != due) {
+            let detail = "a grant does not hold for its time to live";
+            self.violation(worker, 2, Some(request), detail);
         }
     }
 
@@ -255,7 +280,8 @@ impl Court<'_, '_> {
     pub(in crate::sim) fn turned(&mut self, worker: u32, holds: u32, tracks: u32, more: bool) {
         let local = self.local(worker);
         let desk = self.desk_mut(worker);
-        // With messages left the poll goes on: nothing need have expired yet.
+        // With messages left the poll goes on, for `drain_grace` at most: nothing need have expired yet.
+        desk.more = more;
         if !more {
             desk.polled = local;
         }
@@ -267,10 +293,16 @@ impl Court<'_, '_> {
         }
     }
 
+    /// The worker's loop came round then and found nothing to do.
+    pub(in crate::sim) fn polled(&mut self, worker: u32, at: Instant) {
+        let desk = self.desk_mut(worker);
+        desk.polled = desk.polled.max(at);
+    }
+
     /// The world ends: what should be over by now?
     pub(in crate::sim) fn closing(&mut self, worker: u32, running: bool) {
         let (local, node) = (self.local(worker), self.node_of(worker));
-        if !self.checks || !running {
+        if !self.checks || !running || self.desk(worker).more {
             return;
         }
         let (poll, holds) = (node.poll, node.terms.hold_until_ack());

@@ -3,6 +3,7 @@
 use std::{ops::Range, rc::Rc};
 
 use lease_proto::{
+    config::LONGEST_LEASE,
     event::Refused,
     holder::{Abort, Grant as Granting},
     id::{ReaderRank, RequestId, Token},
@@ -78,19 +79,24 @@ impl World<'_, '_> {
 
     fn grant(&mut self, node: u32, line: usize, request: &str, consumers: Option<u16>, ttl: Option<Duration>) {
         let Some(id) = self.id(node, request) else { return };
-        let (local, holders) = (self.local(node), self.holders(node));
+        let holders = self.holders(node);
         let announced = self.nodes[node as usize].announced.remove(request);
         let token = announced.unwrap_or_else(|| self.workers[holders.start as usize].holder.mint());
-        let deadline = ttl.filter(|_| self.spec.wire == Wire::Vllm).map(|ttl| local.saturating_add(ttl));
-        let deadline = deadline.map(|deadline| PeerInstant::from_nanos(deadline.as_nanos()));
+        let ends = self.local(node).saturating_add(ttl.unwrap_or(LONGEST_LEASE).min(LONGEST_LEASE));
+        let exported = ttl.is_some() && self.spec.wire == Wire::Vllm;
+        let deadline = exported.then(|| PeerInstant::from_nanos(ends.as_nanos()));
         let grant = self.new_grant(node, request, token, deadline);
         let grant = Rc::new(self.court.get_mut().grants.continued(grant));
         self.court.get_mut().grants.know(&grant);
         let mut granted = false;
         for worker in holders {
             let asked = Granting { request: &id, token, consumers, ttl };
-            granted |= self.call(worker, |holder, _, cx| holder.grant(cx, asked)).is_ok();
+            let taken = self.call(worker, |holder, _, cx| holder.grant(cx, asked)).is_ok();
+            granted |= taken;
             self.court.get_mut().mark(worker, token, ttl.is_some(), false);
+            if taken {
+                self.court.get_mut().holds_for(worker, token, request, ttl);
+            }
         }
         let court = self.court.get_mut();
         match granted {
@@ -251,6 +257,11 @@ impl World<'_, '_> {
         state.due = None;
         state.stalled = WorldTime::ZERO;
         state.announced.clear();
+        // Whoever takes its place runs on a clock that goes.
+        if core::mem::take(&mut state.suspended) > self.now {
+            let now = self.now;
+            self.court.get_mut().clocks[node as usize].stop(now, false);
+        }
         for id in self.workers_of(node) {
             self.court.get_mut().crashed(id);
             let worker = &mut self.workers[id as usize];
