@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use crate::sim::plan::{Counted, Plan, Point, Reclaim};
+use crate::sim::plan::{Counted, Plan, Point, Reclaim, plot::noun};
 
 /// How a number is written.
 #[derive(Clone, Copy)]
@@ -17,6 +17,7 @@ enum Unit {
     Cores,
     Seconds,
     Probability,
+    /// Said per year.
     PerDay,
 }
 
@@ -34,6 +35,8 @@ struct Row {
 /// Leases that must have run out for their share to mean something.
 const ENOUGH: u64 = 10;
 const DAY: f64 = 86_400.0;
+/// In days.
+const YEAR: f64 = 365.25;
 
 fn rows(plan: &Plan) -> [(&'static str, Vec<Row>); 3] {
     use Unit::{ByteSeconds, Bytes, BytesPerSecond, Cores, Count, PerDay, PerSecond, Probability, Seconds};
@@ -91,18 +94,19 @@ fn write_table(plan: &Plan, out: &mut String) -> std::fmt::Result {
     let (inputs, asked, terms) = (&plan.inputs, &plan.inputs.asked, &plan.inputs.terms);
     writeln!(
         out,
-        "{} prefill x {} decode, {} wire: {} requests in flight, {} a second, held {} s, {} each",
+        "{} prefill x {} decode, {} wire: {} {} in flight, {} a second, held {} s, {} each",
         asked.prefills,
         asked.decoders,
         asked.wire,
         number(inputs.requests),
+        noun(inputs.requests, "request", "requests"),
         number(inputs.rate),
         number(inputs.hold),
         scaled(asked.request_bytes as f64, "B"),
     )?;
     writeln!(
         out,
-        "lease {} s, extension {} s, a beat every {} s, poll {} s, delay {} s; loss {}, {} stalls an hour of {} s{}",
+        "lease {} s, extension {} s, a beat every {} s, poll {} s, delay {} s; loss {}, {} {} an hour of {} s{}",
         terms.lease(),
         terms.extension(),
         terms.interval(),
@@ -110,28 +114,24 @@ fn write_table(plan: &Plan, out: &mut String) -> std::fmt::Result {
         asked.delay,
         number(asked.loss),
         number(asked.stalls_per_hour),
+        noun(asked.stalls_per_hour, "stall", "stalls"),
         asked.stall_mean,
         asked.longest_stall.map_or(String::new(), |longest| format!(", at most {longest} s")),
     )?;
-    for (title, rows) in rows(plan) {
-        writeln!(out, "\n{title:<32}{:>16}{:>16}{:>13}", "closed form", "sampled", "difference")?;
+    let [steady, death, falsely] = rows(plan);
+    // A difference of few deaths is chance and no fault of the formula.
+    let deaths = plan.sample.reclaim.map(|reclaim| f64::from(reclaim.dead));
+    let seen = deaths.map_or("sampled".into(), |dead| format!("in {} {}", number(dead), noun(dead, "death", "deaths")));
+    for ((title, rows), seen) in [(steady, "sampled"), (death, &seen), (falsely, "sampled")] {
+        writeln!(out, "\n{title:<32}{:>16}{seen:>16}{:>13}", "closed form", "difference")?;
         for row in rows {
-            let sampled = row.sampled.map_or("-".into(), |sampled| row.unit.show(sampled));
+            let sampled = row.sampled.map_or("-".into(), |sampled| row.show(sampled));
             let difference = row.difference().map_or("-".into(), |difference| format!("{:+.1} %", difference * 100.0));
-            writeln!(out, "  {:<30}{:>16}{sampled:>16}{difference:>13}", row.label, row.unit.show(row.closed))?;
+            writeln!(out, "  {:<30}{:>16}{sampled:>16}{difference:>13}", row.label, row.show(row.closed))?;
         }
     }
     writeln!(out)?;
-    let target = number(asked.target);
-    match &plan.curve.safe {
-        Some(safe) => writeln!(
-            out,
-            "shortest safe lease: {} s, at most {target} false expiries a year in the fleet; all free again after {} s at most",
-            safe.lease,
-            number(safe.reclaim_worst)
-        ),
-        None => writeln!(out, "shortest safe lease: none up to 24 h has at most {target} false expiries a year in the fleet"),
-    }?;
+    verdict(plan, out)?;
     let costs = &plan.costs;
     writeln!(
         out,
@@ -141,30 +141,67 @@ fn write_table(plan: &Plan, out: &mut String) -> std::fmt::Result {
     sampled(plan, out)
 }
 
+/// Whether the chosen lease meets the target, and the shortest that does.
+fn verdict(plan: &Plan, out: &mut String) -> std::fmt::Result {
+    let (curve, target) = (&plan.curve, plan.inputs.asked.target);
+    let expiries = |count: f64| format!("{} false {} a year", number(count), noun(count, "expiry", "expiries"));
+    let (chosen, per_year) = (curve.chosen.lease, curve.chosen.per_year);
+    let meets = if per_year <= target { "within the target" } else { "too short" };
+    writeln!(out, "your lease of {chosen} s: {} in the fleet, target {}: {meets}", expiries(per_year), number(target))?;
+    match (&curve.safe, curve.longest) {
+        (Some(safe), _) => writeln!(
+            out,
+            "shortest safe lease: {} s, {} in the fleet; all free again after {} s at most",
+            safe.lease,
+            expiries(safe.per_year),
+            number(safe.reclaim_worst)
+        ),
+        (None, Some(longest)) => writeln!(
+            out,
+            "shortest safe lease: none up to {longest} s, the longest whose terms hold, has at most {} in the fleet",
+            expiries(target)
+        ),
+        (None, None) => writeln!(out, "shortest safe lease: none, there is no lease whose terms hold"),
+    }
+}
+
 fn sampled(plan: &Plan, out: &mut String) -> std::fmt::Result {
     let (sample, slice) = (&plan.sample, &plan.sample.slice);
     writeln!(
         out,
-        "sampled: one prefill and {} decode instances, {} leases each, times {}; {} s of their time",
+        "sampled: one prefill and {} decode {}, {} {} each, times {}; {} s of their time",
         slice.decoders,
+        noun(slice.decoders.into(), "instance", "instances"),
         number(slice.per_pair),
+        noun(slice.per_pair, "lease", "leases"),
         number(slice.factor),
         number(sample.covered)
     )?;
     if let Some(counted) = &sample.counted {
         let late =
             if counted.late > 0 { format!(", of {} after a completion that got lost", counted.late) } else { String::new() };
-        writeln!(out, "         {} requests ended, the leases of {} ran out too early{late}", counted.ended, counted.expired)?;
+        let requests = noun(counted.ended as f64, "request", "requests");
+        writeln!(out, "         {} {requests} ended, the leases of {} ran out too early{late}", counted.ended, counted.expired)?;
     }
     match &sample.reclaim {
-        Some(reclaim) => writeln!(out, "         {} decode instances died with {} leases there", reclaim.dead, reclaim.leases)?,
+        Some(reclaim) => writeln!(
+            out,
+            "         {} decode {} died with {} {} there, ±{:.0} % by chance",
+            reclaim.dead,
+            noun(reclaim.dead.into(), "instance", "instances"),
+            reclaim.leases,
+            noun(reclaim.leases as f64, "lease", "leases"),
+            100.0 / (reclaim.leases as f64).sqrt()
+        )?,
         None => writeln!(out, "         the budget of {} s was over before decode instances died", plan.inputs.asked.budget)?,
     }
     if sample.full > 0 {
-        writeln!(out, "         {} requests found no room: the sample is not to be trusted", sample.full)?;
+        let requests = noun(sample.full as f64, "request", "requests");
+        writeln!(out, "         {} {requests} found no room: the sample is not to be trusted", sample.full)?;
     }
     if sample.violations > 0 {
-        writeln!(out, "         {} laws were broken: the sample is not to be trusted", sample.violations)?;
+        let laws = noun(sample.violations as f64, "law was", "laws were");
+        writeln!(out, "         {} {laws} broken: the sample is not to be trusted", sample.violations)?;
     }
     writeln!(
         out,
@@ -246,26 +283,32 @@ fn point(point: &Point) -> Value {
     })
 }
 
-impl Unit {
-    fn show(self, value: f64) -> String {
-        match self {
-            Self::Count => number(value),
-            Self::PerSecond => format!("{} /s", number(value)),
-            Self::BytesPerSecond => scaled(value, "B/s"),
-            Self::Bytes => scaled(value, "B"),
-            Self::ByteSeconds => scaled(value, "B s"),
-            Self::Cores => format!("{} %", number(value * 100.0)),
-            Self::Seconds => format!("{} s", number(value)),
-            Self::Probability => number(value),
-            Self::PerDay => format!("{} a day", number(value)),
+impl Row {
+    /// A value of this row, both with the same prefix.
+    fn show(&self, value: f64) -> String {
+        let like = |unit| scaled_like(value, self.closed, unit);
+        match self.unit {
+            Unit::Count | Unit::Probability => number(value),
+            Unit::PerSecond => format!("{} /s", number(value)),
+            Unit::BytesPerSecond => like("B/s"),
+            Unit::Bytes => like("B"),
+            Unit::ByteSeconds => like("B s"),
+            Unit::Cores => format!("{} %", number(value * 100.0)),
+            Unit::Seconds => format!("{} s", number(value)),
+            Unit::PerDay => format!("{} a year", number(value * YEAR)),
         }
     }
 }
 
 /// With a binary prefix.
 fn scaled(value: f64, unit: &str) -> String {
+    scaled_like(value, value, unit)
+}
+
+/// With the binary prefix that another value has.
+fn scaled_like(value: f64, other: f64, unit: &str) -> String {
     let prefixes = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
-    let power = (0..prefixes.len() - 1).find(|power| value < 1024f64.powi(*power as i32 + 1)).unwrap_or(prefixes.len() - 1);
+    let power = (0..prefixes.len() - 1).find(|power| other < 1024f64.powi(*power as i32 + 1)).unwrap_or(prefixes.len() - 1);
     format!("{} {}{unit}", number(value / 1024f64.powi(power as i32)), prefixes[power])
 }
 

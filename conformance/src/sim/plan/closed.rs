@@ -183,6 +183,8 @@ pub struct Curve {
     pub points: Vec<Point>,
     /// The probability of a false expiry that makes as many a year as the target.
     pub target: f64,
+    /// The longest lease that was looked at: the longest whose terms hold, if there is one.
+    pub longest: Option<Duration>,
     /// The lease that was asked for.
     pub chosen: Point,
     /// The shortest lease whose terms hold and that runs out falsely no more often than the target, if there is one.
@@ -194,7 +196,9 @@ impl Curve {
         let at = |lease| inputs.with_lease(lease).map(|inputs| Point::of(&inputs));
         let good = |lease| at(lease).filter(|point| point.per_year <= inputs.asked.target);
         let grid = Grid::of(inputs.asked.wire);
-        let points: Vec<Point> = grid.ladder().filter_map(at).collect();
+        let mut points: Vec<Point> = grid.ladder().filter_map(at).collect();
+        let longest = points.last().map(|last| grid.last_that_holds(last.lease, |lease| inputs.with_lease(lease).is_some()));
+        points.extend(longest.filter(|longest| points.last().is_some_and(|last| last.lease < *longest)).and_then(at));
         let passing = points.iter().find(|point| point.per_year <= inputs.asked.target);
         let safe = passing.and_then(|passing| {
             let below = grid.ladder().take_while(|lease| *lease < passing.lease).last().unwrap_or(Duration::ZERO);
@@ -203,20 +207,23 @@ impl Curve {
                 let middle = low.midpoint(high);
                 if good(grid.lease(middle)).is_some() { high = middle } else { low = middle }
             }
-            good(grid.lease(high))
+            // vLLM's whole numbers make steps back.
+            (high.saturating_sub(STEPS_BACK)..=high).find_map(|steps| good(grid.lease(steps)))
         });
-        Self { points, target: inputs.asked.target / inputs.rate / YEAR, chosen: Point::of(inputs), safe }
+        Self { points, target: inputs.asked.target / inputs.rate / YEAR, longest, chosen: Point::of(inputs), safe }
     }
 }
 
+/// vLLM's interval is a sixth of the lease in whole seconds: leases up to so many seconds shorter may do as well.
+const STEPS_BACK: u64 = 12;
 /// Round numbers, times ten.
 const ROUND: [u64; 10] = [10, 12, 15, 20, 25, 30, 40, 50, 60, 80];
 
 /// Leases that are worth looking at: tenths of seconds, on vLLM's wire seconds.
-struct Grid(u64);
+pub(super) struct Grid(u64);
 
 impl Grid {
-    fn of(wire: Wire) -> Self {
+    pub(super) fn of(wire: Wire) -> Self {
         Self(if wire == Wire::Native { SHORTEST.as_nanos() } else { 1_000_000_000 })
     }
 
@@ -226,6 +233,21 @@ impl Grid {
 
     fn steps(&self, lease: Duration) -> u64 {
         lease.as_nanos() / self.0
+    }
+
+    /// Every one.
+    pub(super) fn all(&self) -> impl Iterator<Item = Duration> {
+        (1..=self.steps(LONGEST_LEASE)).map(|steps| self.lease(steps))
+    }
+
+    /// The longest lease for which something holds that holds for `from` and, beyond some lease, no more.
+    fn last_that_holds(&self, from: Duration, holds: impl Fn(Duration) -> bool) -> Duration {
+        let (mut low, mut high) = (self.steps(from), self.steps(LONGEST_LEASE) + 1);
+        while low + 1 < high {
+            let middle = low.midpoint(high);
+            if holds(self.lease(middle)) { low = middle } else { high = middle }
+        }
+        self.lease(low)
     }
 
     /// From the shortest to the longest, in numbers that people choose.

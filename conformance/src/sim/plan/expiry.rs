@@ -79,7 +79,7 @@ impl<'a> Expiry<'a> {
         let (mut left, mut killed, mut chance) = (0.0, 0.0, 1.0);
         let mut add = |chance: f64, this: f64| {
             left += chance * this.max(0.0);
-            killed += chance * self.killed(this - self.delay);
+            killed += chance * self.killed(this, this - self.delay);
         };
         let mut ago = beat;
         while ago < age && chance > NEVER {
@@ -92,8 +92,22 @@ impl<'a> Expiry<'a> {
         (left, killed)
     }
 
-    /// The probability that no beat after a stall comes in time.
-    fn killed(&self, left: f64) -> f64 {
+    /// The probability that a stall ends a lease that runs out, if nothing comes, in `runs_out`, and that a beat saves if it is
+    /// sent within `left`.
+    ///
+    /// A stall that outlasts it finds the lease needed: no read ends in a stall. Where it ends before, and the beats after it get
+    /// lost, the lease must still be needed when it runs out; what is left of its hold is exponential. One that has run out
+    /// already was ended by losses.
+    fn killed(&self, runs_out: f64, left: f64) -> f64 {
+        if runs_out <= 0.0 {
+            return 0.0;
+        }
+        let (outlasted, needed) = (self.inputs.stalls_longer(left), (-runs_out / self.hold).exp());
+        outlasted + needed * (self.no_beat(left) - outlasted).max(0.0)
+    }
+
+    /// The probability that no beat after a stall comes within `left`: E[loss^N] over the N beats that are sent by then.
+    fn no_beat(&self, left: f64) -> f64 {
         let (mut sum, mut chance) = (0.0, 1.0);
         for beats in 0..ROW {
             let slack = left - f64::from(beats) * self.rhythm.mean();

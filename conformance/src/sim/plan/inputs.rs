@@ -7,6 +7,8 @@ use lease_proto::{
     wire::Wire,
 };
 
+use super::closed::Grid;
+
 /// What an operator asks for; two of requests in flight, rate and hold tell the third.
 #[derive(Clone, Debug)]
 pub struct Asked {
@@ -34,7 +36,7 @@ pub struct Asked {
     pub max_notification: u32,
     /// One way.
     pub delay: Duration,
-    /// Probability that a message gets lost.
+    /// Probability that a message gets lost: 0 to 0.8.
     pub loss: f64,
     /// Stalls of each decode instance per hour.
     pub stalls_per_hour: f64,
@@ -82,6 +84,8 @@ impl Default for Asked {
 /// Requests in flight and hold where neither is given.
 const REQUESTS: f64 = 400.0;
 const HOLD: f64 = 5.0;
+/// Where more gets lost, whole handshakes and the beats that slow down decide, which the closed form leaves out.
+const MOST_LOSS: f64 = 0.8;
 /// Names of sampled requests tell the decode instance and a number.
 const SHORTEST_ID: usize = 16;
 
@@ -132,8 +136,13 @@ pub enum PlanError {
         product: f64,
     },
     /// The terms do not hold.
-    #[error(transparent)]
-    Terms(#[from] TermsError),
+    #[error("{error}{}", .lease.map_or(String::new(), |lease| format!("; the shortest lease that would do: --lease {lease}")))]
+    Terms {
+        /// Why.
+        error: TermsError,
+        /// The shortest lease whose terms would hold.
+        lease: Option<Duration>,
+    },
 }
 
 impl Asked {
@@ -149,7 +158,7 @@ impl Asked {
         range("poll", seconds(self.poll), 0.0, 3600.0, " s")?;
         range("max notification", self.max_notification, 512.0, 16_777_216.0, " bytes")?;
         range("delay", seconds(self.delay), 0.0, 10.0, " s")?;
-        range("loss", self.loss, 0.0, 0.9, "")?;
+        range("loss", self.loss, 0.0, MOST_LOSS, ": beyond that the closed form does not hold")?;
         range("stall rate", self.stalls_per_hour, 0.0, 3600.0, " an hour")?;
         range("stall mean", seconds(self.stall_mean), 0.001, 3600.0, " s")?;
         range("longest stall", self.longest_stall.map_or(1.0, seconds), 0.001, 3600.0, " s")?;
@@ -161,8 +170,22 @@ impl Asked {
         // Zero is a loop that never waits; the term wants some time.
         self.config.poll.get_or_insert(self.poll);
         self.config.longest_stall = self.longest_stall.or(self.config.longest_stall);
-        let terms = self.config.validate(self.wire)?;
+        let terms = self.config.validate(self.wire).map_err(|error| self.terms_error(error))?;
         Ok(Inputs { terms, requests, rate, hold, asked: self })
+    }
+
+    /// Names the shortest lease that would do where a longer one may.
+    fn terms_error(&self, error: TermsError) -> PlanError {
+        let grid = Grid::of(self.wire);
+        let holds = |lease: &Duration| Config { lease: *lease, ..self.config.clone() }.validate(self.wire).is_ok();
+        let lease = match error {
+            // An extension that is given does not follow from the lease.
+            TermsError::CannotHold { .. } | TermsError::TooLong { .. } if self.config.extension.is_none() => {
+                grid.all().find(holds)
+            }
+            _ => None,
+        };
+        PlanError::Terms { error, lease }
     }
 
     /// The mean of exponential stalls, and the share of them that the longest one leaves out.
@@ -206,11 +229,11 @@ impl Asked {
 }
 
 impl Inputs {
-    /// The same fleet with another lease, where its terms hold.
+    /// The same fleet with another lease, where its terms hold; vLLM's do where they need no warning.
     pub(super) fn with_lease(&self, lease: Duration) -> Option<Self> {
         let mut inputs = self.clone();
         inputs.asked.config.lease = lease;
-        inputs.terms = inputs.asked.config.validate(self.asked.wire).ok()?;
+        inputs.terms = inputs.asked.config.validate(self.asked.wire).ok().filter(|terms| terms.warning().is_none())?;
         Some(inputs)
     }
 

@@ -94,18 +94,26 @@ fn draw(plan: &Plan, area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>)
     Ok(())
 }
 
+/// One of it, or another number.
+pub(crate) fn noun<'a>(count: f64, one: &'a str, many: &'a str) -> &'a str {
+    if count == 1.0 { one } else { many }
+}
+
 fn fleet(plan: &Plan) -> String {
     let (asked, inputs) = (&plan.inputs.asked, &plan.inputs);
     let short = |value: f64| (value * 1000.0).round() / 1000.0;
     format!(
-        "{} prefill and {} decode instances, {} wire, {} requests a second held {} s; loss {}, {} stalls an hour of {} s",
+        "{} prefill and {} decode {}, {} wire, {} {} a second held {} s; loss {}, {} {} an hour of {} s",
         asked.prefills,
         asked.decoders,
+        noun(f64::from(asked.decoders), "instance", "instances"),
         asked.wire,
         short(inputs.rate),
+        noun(inputs.rate, "request", "requests"),
         short(inputs.hold),
         asked.loss,
         asked.stalls_per_hour,
+        noun(asked.stalls_per_hour, "stall", "stalls"),
         asked.stall_mean
     )
 }

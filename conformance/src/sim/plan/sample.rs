@@ -137,7 +137,10 @@ impl Slice {
         let room = |leases: f64, more: f64| (leases + 8.0 * leases.sqrt() + more) as usize + 32;
         let stall = inputs.stall_quantile(1e-4).min(seconds(inputs.terms.lease().max(inputs.terms.extension())));
         let late = self.per_pair * stall / inputs.hold;
-        let (pair, whole) = (room(self.per_pair, late), room(self.in_flight(), 4.0 * late));
+        // On vLLM's wire leases whose completion gets lost stay until they run out.
+        let lost = if inputs.asked.wire == Wire::Vllm { inputs.asked.loss * self.in_flight() / inputs.hold } else { 0.0 };
+        let forgotten = lost * Expiry::of(inputs).silence().worst;
+        let (pair, whole) = (room(self.per_pair, late), room(self.in_flight() + forgotten, 4.0 * late));
         let decoder = Sizes { requests: pair, legs: pair, holders: 1, ..Sizes::default() };
         let prefill = Sizes { leases: whole, ended: whole, readers: self.decoders as usize, ..Sizes::default() };
         let workers = (0..self.decoders).map(|_| decoder).chain([prefill]);
