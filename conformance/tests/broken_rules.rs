@@ -16,10 +16,10 @@ use lease_proto::{
 };
 
 /// Worlds to look for it in, at most.
-const WORLDS: u64 = 5_000;
+const WORLDS: u64 = 20_000;
 
 /// Rules, and the laws that are broken without them, each of which may be seen first.
-const BREAK: [(Rule, Wire, &[u8]); 29] = [
+const BREAK: [(Rule, Wire, &[u8]); 30] = [
     (Rule::RenewalShortens, Wire::Native, &[1, 3]),
     (Rule::AnchoredAtReceipt, Wire::Native, &[4]),
     (Rule::AnchoredAtLatestBeat, Wire::Native, &[4]),
@@ -47,6 +47,7 @@ const BREAK: [(Rule, Wire, &[u8]); 29] = [
     (Rule::OneRankIsEnough, Wire::Native, &[4]),
     (Rule::AbandonedIsJudged, Wire::Native, &[4]),
     (Rule::CompletionLeaks, Wire::Native, &[2, 6]),
+    (Rule::DoubtForgotten, Wire::Native, &[4]),
     (Rule::FreedTwice, Wire::Native, &[6]),
     (Rule::SessionIgnored, Wire::Native, &[5]),
     (Rule::RestartUnnoticed, Wire::Native, &[4]),

@@ -67,6 +67,8 @@ named! {
         AbandonedIsJudged = "abandoned_is_judged",
         /// Holder: a lease that everybody has read is never freed.
         CompletionLeaks = "completion_leaks",
+        /// Reader: a lease that it gave up unheard, and tracks again, is proven by its deadline like any other.
+        DoubtForgotten = "doubt_forgotten",
         /// Holder: a lease that expired stays where it is, so that what comes late frees it again.
         FreedTwice = "freed_twice",
         /// Holder: a message of an unknown session is taken for the first peer's.

@@ -80,6 +80,7 @@ each! {
     RevokedIsRenewed: || renewed_after(|holder, token| holder.abort(token, Abort::Failed).unwrap()), Err(Refusal::Failed), PROMISED;
     HeldUntilAck: || after(|holder, _, _| { holder.poll("31"); }), true, false;
     CompletionLeaks: left_after_completion, 0, 1;
+    DoubtForgotten: tracked_again, None, Some(Verdict::ValidByDeadline);
     FreedTwice: late_completion_frees, 1, 2;
     SessionIgnored: unknown_session_is_answered, false, true;
     RestartUnnoticed: new_life_is_beaten, true, false;
@@ -208,6 +209,23 @@ fn unnamed_is_confirmed() -> bool {
     reader.track("b", 2);
     reader.grant_all(&sent, "20");
     reader.saw(&Seen::Confirmed("b".into()))
+}
+
+/// Of a lease that was released, never answered for, and tracked again.
+fn tracked_again() -> Option<Verdict> {
+    let mut reader = LoneReader::new(Wire::Native);
+    let handle = reader.track("a", 1);
+    let sent = reader.poll("0");
+    reader.grant_all(&sent, "20");
+    abandon(&mut reader, handle);
+    (1..=45).for_each(|second| drop(reader.poll(&second.to_string())));
+    let handle = reader.track("a", 1);
+    let sent = reader.poll("46");
+    reader.grant_all(&sent, "20");
+    reader.begin(handle);
+    reader.go("47");
+    reader.end(handle, ReadOutcome::OneSided);
+    reader.verdict("a")
 }
 
 fn abandon(reader: &mut LoneReader, handle: Handle) {

@@ -76,7 +76,10 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
     /// Proof (A): the read ended strictly before the promise did. It stays proven, whatever comes later.
     pub(super) fn prove(&mut self, index: u32, ended: Instant) {
         let by_deadline = self.terms.proof() == Proof::Deadline;
-        self.each_leg(index, |leg| leg.proven |= by_deadline && !leg.doubtful && leg.proof.is_some_and(|proof| ended < proof));
+        self.each_leg(index, |leg| {
+            let certain = !leg.doubtful || broken!(DoubtForgotten);
+            leg.proven |= by_deadline && certain && leg.proof.is_some_and(|proof| ended < proof);
+        });
     }
 
     /// When the read ended whose verdict is still open.

@@ -1,6 +1,7 @@
 //! The requests: granted, enqueued, read, completed, given up; and reads that end close to the instants that matter.
 
 mod cliff;
+mod regret;
 
 use lease_proto::time::Duration;
 
@@ -27,6 +28,9 @@ pub(super) fn draw(dice: &mut Dice, setting: &Setting, script: &mut Script, shap
     let mut told: Vec<Request> = Vec::new();
     if shape.chaos && dice.percent(40) {
         told.extend(cliff::draw(dice, setting, script));
+    }
+    if shape.chaos && dice.percent(10) {
+        told.extend(regret::draw(dice, setting, script));
     }
     for number in 0..dice.between(1, shape.requests.max(1) as u64) {
         let request = granted(dice, setting, script, &told, number);
