@@ -290,18 +290,12 @@ impl<'t, 's> World<'t, 's> {
         let clock = &court.clocks[node as usize];
         let workers = &self.workers[self.workers_of(node).start as usize..self.workers_of(node).end as usize];
         let busy = workers.iter().any(|worker| !worker.mail.is_empty() || !worker.landed.is_empty());
-        let next = workers.iter().filter_map(|worker| worker.next).min();
-        let next = match (busy, self.beats(node)) {
-            (true, None) => Some(self.now),
-            (false, None) => next.and_then(|next| clock.world(next)),
+        let wanted = if busy { Some(clock.local(self.now)) } else { workers.iter().filter_map(|worker| worker.next).min() };
+        let next = wanted.and_then(|wanted| match self.beats(node) {
+            None => clock.world(wanted),
             // Those of its beats that find nothing to do are passed over.
-            (true, Some(beats)) => {
-                beats.first_from(clock, self.now, state.turns.0 == self.now && state.turns.1 > 0, Instant::ZERO)
-            }
-            (false, Some(beats)) => {
-                next.and_then(|next| beats.first_from(clock, self.now, state.turns.0 == self.now && state.turns.1 > 0, next))
-            }
-        };
+            Some(beats) => beats.first_from(clock, self.now, state.turns.0 == self.now && state.turns.1 > 0, wanted),
+        });
         drop(court);
         let stalled = self.nodes[node as usize].stalled;
         if stalled > self.now {
