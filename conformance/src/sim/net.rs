@@ -34,7 +34,6 @@ pub(super) struct Message {
 struct Lane {
     windows: Vec<(WorldTime, Effect)>,
     drop_next: u64,
-    sent: u64,
     /// The first messages ever sent, as many as may be replayed.
     log: Vec<Message>,
     keep: usize,
@@ -146,7 +145,6 @@ impl Net {
             if lane.log.len() < lane.keep {
                 lane.log.push(message.clone());
             }
-            lane.sent += 1;
             if lane.drop_next > 0 {
                 lane.drop_next -= 1;
                 return;

@@ -9,13 +9,7 @@ mod sessions;
 
 use std::rc::Rc;
 
-use lease_proto::{
-    event::{Event, Lost},
-    id::Session,
-    reader::Handle,
-    time::Instant,
-    wire::Wire,
-};
+use lease_proto::{event::Event, id::Session, reader::Handle, time::Instant, wire::Wire};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
@@ -188,7 +182,7 @@ impl<'c, 's> Court<'c, 's> {
             Event::Lost { request, handle, why } => {
                 let request = Some(text(request.as_bytes()));
                 self.say(worker, Line { event: "lost", request, why: Some(why.name()), ..Line::default() });
-                self.lost(worker, *handle, *why);
+                self.lost(worker, *handle);
             }
             Event::ReadDone { request, handle, verdict } => {
                 let (request, proof) = (Some(text(request.as_bytes())), verdict.proof());
@@ -229,7 +223,8 @@ impl<'c, 's> Court<'c, 's> {
         }
     }
 
-    fn lost(&mut self, worker: u32, handle: Handle, _: Lost) {
+    /// What is lost while it waits will not be read.
+    fn lost(&mut self, worker: u32, handle: Handle) {
         let desk = self.desk_mut(worker);
         let Some(tracked) = desk.tracked.get_mut(&handle) else { return };
         if tracked.state == State::Waiting {
