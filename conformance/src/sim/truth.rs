@@ -225,10 +225,7 @@ impl<'c, 's> Court<'c, 's> {
 
     /// What is lost while it waits will not be read.
     fn lost(&mut self, worker: u32, handle: Handle) {
-        let desk = self.desk_mut(worker);
-        let Some(tracked) = desk.tracked.get_mut(&handle) else { return };
-        if tracked.state == State::Waiting {
-            tracked.state = State::Over;
+        if self.desk(worker).tracked.get(&handle).is_some_and(|tracked| tracked.state == State::Waiting) {
             self.done(worker, handle);
         }
     }

@@ -58,11 +58,6 @@ impl Summary {
         }
     }
 
-    /// Leases that ended for this reason.
-    pub fn freed_as(&self, reason: &str) -> u64 {
-        reasons().position(|known| known == reason).map_or(0, |at| self.freed[at])
-    }
-
     /// Whether nothing was broken and everything came that was expected.
     pub fn held(&self) -> bool {
         self.violations == 0 && self.failed_expectations == 0
