@@ -2,7 +2,7 @@
 //!
 //! A [`HostSlab`] is page-aligned, zeroed memory with ONE owner, who sees it as a slice of bytes. Turned into a [`Memory`] it can
 //! be registered with a transport: the owner is shared, whoever needs the memory holds a clone, and nobody sees a slice any
-//! more, since a peer may read or a transport may write at any moment. Once all clones but one are gone, and with them every
+//! more, since a peer may read or a transport may write at any moment: it is copied in and out. Once all clones but one are gone, and with them every
 //! registration and operation, [`Memory::try_into_slab`] gives the bytes back.
 //!
 //! ```

@@ -50,6 +50,26 @@ impl Memory {
         Ok(MemoryRange { memory: self.clone(), offset, len })
     }
 
+    /// Copies `bytes` to where they shall lie, from `offset` on. Who reads at the same moment sees some old bytes and some new.
+    ///
+    /// # Errors
+    /// `OutOfRange` if not all of it is inside; then nothing is copied.
+    pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
+        inside(offset, bytes.len(), self.len())?;
+        self.0.store(offset, bytes);
+        Ok(())
+    }
+
+    /// Copies what lies from `offset` on to `out`. Who writes at the same moment makes it some old bytes and some new.
+    ///
+    /// # Errors
+    /// `OutOfRange` if not all of it is inside; then nothing is copied.
+    pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> Result<(), MemoryError> {
+        inside(offset, out.len(), self.len())?;
+        self.0.load(offset, out);
+        Ok(())
+    }
+
     /// The slab, if this is its last owner: then no registration and no operation is left that could touch it.
     ///
     /// # Errors
@@ -89,6 +109,24 @@ impl MemoryRange {
         self.memory.0.ptr_at(self.offset)
     }
 
+    /// As [`Memory::copy_in`]; `offset` counts from the start of this part.
+    ///
+    /// # Errors
+    /// `OutOfRange` if not all of it is inside this part.
+    pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
+        inside(offset, bytes.len(), self.len)?;
+        self.memory.copy_in(self.offset + offset, bytes)
+    }
+
+    /// As [`Memory::copy_out`]; `offset` counts from the start of this part.
+    ///
+    /// # Errors
+    /// `OutOfRange` if not all of it is inside this part.
+    pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> Result<(), MemoryError> {
+        inside(offset, out.len(), self.len)?;
+        self.memory.copy_out(self.offset + offset, out)
+    }
+
     /// A part of this part; `offset` counts from the start of this one.
     ///
     /// # Errors
@@ -100,11 +138,12 @@ impl MemoryRange {
 }
 
 fn check(offset: usize, len: usize, of: usize) -> Result<(), MemoryError> {
-    match offset.checked_add(len) {
-        _ if len == 0 => Err(MemoryError::ZeroSize),
-        Some(end) if end <= of => Ok(()),
-        _ => Err(MemoryError::OutOfRange { offset, len, of }),
-    }
+    if len == 0 { Err(MemoryError::ZeroSize) } else { inside(offset, len, of) }
+}
+
+fn inside(offset: usize, len: usize, of: usize) -> Result<(), MemoryError> {
+    let end = offset.checked_add(len).filter(|end| *end <= of);
+    end.map(|_| ()).ok_or(MemoryError::OutOfRange { offset, len, of })
 }
 
 #[cfg(test)]
@@ -160,5 +199,59 @@ mod tests {
         let memory = range.memory().clone();
         drop(range);
         assert_eq!(memory.try_into_slab().unwrap()[3], 7);
+    }
+
+    #[test]
+    fn copies_touch_what_they_say_and_nothing_beside_it() {
+        let (pattern, memory) = ((0..100).map(|at| at ^ 0x5a).collect::<Vec<u8>>(), memory(64));
+        for offset in 0..20 {
+            for len in 0..=64 - offset {
+                memory.copy_in(0, &[0xee; 64]).unwrap();
+                memory.copy_in(offset, &pattern[..len]).unwrap();
+                let (mut all, mut part) = ([0; 64], vec![0; len]);
+                memory.copy_out(0, &mut all).unwrap();
+                memory.copy_out(offset, &mut part).unwrap();
+                assert_eq!(part, pattern[..len]);
+                assert_eq!(all[offset..offset + len], pattern[..len]);
+                assert!(all[..offset].iter().chain(&all[offset + len..]).all(|byte| *byte == 0xee), "{len} bytes at {offset}");
+            }
+        }
+    }
+
+    #[test]
+    fn copies_that_are_not_wholly_inside_are_refused_and_copy_nothing() {
+        let memory = memory(100);
+        let part = memory.range(10, 20).unwrap();
+        for (offset, len) in [(0, 101), (100, 1), (usize::MAX, 1)] {
+            let refused = MemoryError::OutOfRange { offset, len, of: 100 };
+            assert_eq!(memory.copy_in(offset, &vec![1; len]), Err(refused));
+            assert_eq!(memory.copy_out(offset, &mut vec![1; len]), Err(refused));
+        }
+        for (offset, len) in [(0, 21), (20, 1), (usize::MAX, 1)] {
+            let refused = MemoryError::OutOfRange { offset, len, of: 20 };
+            assert_eq!(part.copy_in(offset, &vec![1; len]), Err(refused));
+            assert_eq!(part.copy_out(offset, &mut vec![1; len]), Err(refused));
+        }
+        memory.copy_in(100, &[]).unwrap();
+        part.copy_in(19, &[7]).unwrap();
+        let mut last = [0; 2];
+        part.range(18, 2).unwrap().copy_out(0, &mut last).unwrap();
+        assert_eq!(last, [0, 7]);
+        assert_eq!(memory.try_into_slab().unwrap_err().len(), 100, "the part still holds it");
+    }
+
+    #[test]
+    fn neighbours_may_write_at_the_same_time_and_lose_nothing() {
+        let memory = memory(64);
+        std::thread::scope(|scope| {
+            // Sixteen bytes each, none of them aligned: all share their first and last word with a neighbour.
+            for (part, value) in [(3, 1), (19, 2), (35, 3)] {
+                let memory = memory.clone();
+                scope.spawn(move || (0..1000).for_each(|_| memory.copy_in(part, &[value; 16]).unwrap()));
+            }
+        });
+        let mut all = [0; 48];
+        memory.copy_out(3, &mut all).unwrap();
+        assert_eq!(all, [[1; 16], [2; 16], [3; 16]].concat()[..]);
     }
 }

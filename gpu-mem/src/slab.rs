@@ -5,6 +5,7 @@ use std::{
     ops::{Deref, DerefMut},
     ptr::{self, NonNull},
     slice,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
 use rustix::{
@@ -23,6 +24,9 @@ pub struct HostSlab {
     len: usize,
     mapped: usize,
 }
+
+/// Bytes that are copied at once. Slabs are whole pages, so every word that holds one of their bytes is mapped.
+const WORD: usize = size_of::<usize>();
 
 impl HostSlab {
     /// Asks the system for `len` bytes.
@@ -62,6 +66,56 @@ impl HostSlab {
         // SAFETY: at most `len`, so inside the mapping or one past its end, and `len` fits in an isize.
         unsafe { self.start.add(offset.min(self.len)) }
     }
+
+    /// Copies out what is there from `offset` on, which the caller has checked.
+    ///
+    /// Somebody else may copy in meanwhile: then some words are old and some new, which is what a late read is about and no
+    /// undefined behaviour, since every access of [`HostSlab::load`] and [`HostSlab::store`] is one relaxed atomic word. Bytes at
+    /// either end are read and written as part of their word too: accesses of two sizes would race again. What a transport's
+    /// library or a device writes is outside of this language's rules; their words are read as they come.
+    pub(crate) fn load(&self, offset: usize, out: &mut [u8]) {
+        let mut rest = out;
+        for (word, from) in self.words(offset, rest.len()) {
+            let count = rest.len().min(WORD - from);
+            let (part, behind) = rest.split_at_mut(count);
+            part.copy_from_slice(&word.load(Relaxed).to_ne_bytes()[from..from + count]);
+            rest = behind;
+        }
+    }
+
+    /// Copies in from `offset` on, which the caller has checked. See [`HostSlab::load`].
+    pub(crate) fn store(&self, offset: usize, bytes: &[u8]) {
+        let mut rest = bytes;
+        for (word, from) in self.words(offset, rest.len()) {
+            let (part, behind) = rest.split_at(rest.len().min(WORD - from));
+            match part.try_into() {
+                Ok(whole) => word.store(usize::from_ne_bytes(whole), Relaxed),
+                // The bytes beside it may be somebody else's, written at this moment.
+                Err(_) => {
+                    let mixed = |old: usize| {
+                        let mut bytes = old.to_ne_bytes();
+                        bytes[from..from + part.len()].copy_from_slice(part);
+                        Some(usize::from_ne_bytes(bytes))
+                    };
+                    let _ = word.fetch_update(Relaxed, Relaxed, mixed); // it always has something to write
+                }
+            }
+            rest = behind;
+        }
+    }
+
+    /// The words that hold these bytes, each with the place of the first of them in it.
+    fn words(&self, offset: usize, len: usize) -> impl Iterator<Item = (&AtomicUsize, usize)> {
+        debug_assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "checked by the caller");
+        let words = if len == 0 { 0..0 } else { offset / WORD..(offset + len).div_ceil(WORD) };
+        words.map(move |word| {
+            // SAFETY: inside the mapping, which ends with a page.
+            let at = unsafe { self.start.as_ptr().cast::<usize>().add(word) };
+            // SAFETY: aligned, as the slab starts on a page; mapped as long as `self` lives; and no slice of these bytes exists,
+            // since a shared slab is inside a `Memory`.
+            (unsafe { AtomicUsize::from_ptr(at) }, offset.saturating_sub(word * WORD))
+        })
+    }
 }
 
 impl Deref for HostSlab {
@@ -97,7 +151,7 @@ impl fmt::Debug for HostSlab {
 
 // SAFETY: the mapping belongs to the process, not to a thread; it may be used and unmapped anywhere.
 unsafe impl Send for HostSlab {}
-// SAFETY: a shared slab gives out only shared slices and an address.
+// SAFETY: a shared slab gives out shared slices, an address, and copies by atomic words, which may be made on any thread.
 unsafe impl Sync for HostSlab {}
 
 #[cfg(test)]
