@@ -47,6 +47,8 @@ pub mod handshake;
 pub mod holder;
 pub mod id;
 pub mod params;
+#[cfg(feature = "std")]
+pub mod permits;
 pub mod reader;
 #[cfg(feature = "std")]
 pub mod sync;

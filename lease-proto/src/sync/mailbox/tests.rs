@@ -1,52 +1,7 @@
 use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::task::Wake;
 
-/// Every interleaving of up to five preemptions under loom (all of them take minutes), some of them without.
-fn model(test: impl Fn() + Send + Sync + 'static) {
-    #[cfg(kvlease_loom)]
-    {
-        let mut every = loom::model::Builder::new();
-        every.preemption_bound = every.preemption_bound.or(Some(5)); // LOOM_MAX_PREEMPTIONS raises it
-        every.check(test);
-    }
-    #[cfg(not(kvlease_loom))]
-    (0..500).for_each(|_| test());
-}
-
-/// What a waker rings. loom's `unpark` also wakes threads that wait for something else, so there it is another bell.
-#[cfg(kvlease_loom)]
-struct Bell(loom::sync::Notify);
-#[cfg(not(kvlease_loom))]
-struct Bell(thread::Thread);
-
-impl Bell {
-    #[cfg(kvlease_loom)]
-    fn new() -> Self {
-        Self(loom::sync::Notify::new())
-    }
-
-    #[cfg(not(kvlease_loom))]
-    fn new() -> Self {
-        Self(thread::current())
-    }
-
-    fn wait(&self) {
-        #[cfg(kvlease_loom)]
-        self.0.wait();
-        #[cfg(not(kvlease_loom))]
-        thread::park();
-    }
-}
-
-impl Wake for Bell {
-    fn wake(self: std::sync::Arc<Self>) {
-        #[cfg(kvlease_loom)]
-        self.0.notify();
-        #[cfg(not(kvlease_loom))]
-        self.0.unpark();
-    }
-}
+use crate::sync::testing::{Bell, model};
 
 /// Sleeps until `attempt` succeeds: a wake that is lost hangs here, which loom reports.
 fn sleep_until<T>(mailbox: &mut Mailbox<u32, u32>, attempt: impl Fn(&mut Mailbox<u32, u32>) -> Option<T>) -> T {
