@@ -6,6 +6,7 @@
 mod cases;
 pub mod lab;
 mod memory;
+mod network;
 mod process;
 mod report;
 mod run;

@@ -1,6 +1,7 @@
 //! The command lines: `kvlease`, which links no transport, and the peer executables, one per transport, since two UCX
 //! libraries must not meet in one process.
 
+pub mod bench;
 pub mod certify;
 pub mod decode;
 pub mod front;
@@ -14,7 +15,8 @@ pub mod simulate;
 use std::{fmt, io::Write as _, process::ExitCode, str::FromStr};
 
 use clap::Args;
-use lease_proto::{config::Config, time::Duration, transport::Control, wire::Wire};
+use gpu_mem::Memory;
+use lease_proto::{config::Config, time::Duration, transport::Data, wire::Wire};
 
 use crate::engine::{Engine, EngineError, Setup};
 
@@ -100,7 +102,7 @@ fn set_terms(config: &mut Config, terms: &[String]) -> Result<(), String> {
 }
 
 /// Tells the operator what its terms cannot hold.
-pub(crate) fn warn<T: Control>(engine: &Engine<T>) {
+pub(crate) fn warn<T: Data<Memory = Memory>>(engine: &Engine<T>) {
     if let Some(warning) = engine.terms().warning() {
         remark("warning", warning);
     }

@@ -1,20 +1,29 @@
-//! A small engine around a transport: both sides of the protocol, told by [`Command`]s what to do, telling events as JSON.
+//! A small engine around a transport: both sides of the protocol, told by [`Command`]s what to do, telling events as JSON. It holds
+//! real blocks for the leases that it grants, and really reads and verifies those that it is told to read.
 //!
 //! The two-terminal roles and the processes of a certification are this engine; so is each side of the in-memory lab.
 
+mod blocks;
 mod command;
+mod ear;
+mod hex;
 mod json;
 mod live;
+mod params;
+mod pattern;
 mod raw;
+mod reads;
 
-pub use command::{Command, Filling, Lease, Outcome, numbered};
+pub use command::{Command, Filling, Lease, numbered};
+pub(crate) use hex::{hex, unhex};
 pub use live::{Arm, LONGEST_SLEEP, say, serve};
+pub use params::{params_extension, params_request};
 
-use std::{
-    collections::{HashMap, VecDeque},
-    fmt::Write as _,
-};
+use std::collections::{HashMap, VecDeque};
 
+use blocks::{Blocks, Place};
+use ear::Ear;
+use gpu_mem::{Memory, MemoryError};
 use lease_proto::{
     config::{Config, ConfigError, Terms, TermsError},
     counters::Counters,
@@ -24,12 +33,15 @@ use lease_proto::{
     holder::{Abort, Ended, Grant, Holder, Lease as HeldLease, Peer as HolderPeer},
     id::{ClockId, EngineId, IdError, Identity, Incarnation, ReaderRank, RequestId, Token},
     params::Parameters,
-    reader::{Handle, Leg, Peer as ReaderPeer, ReadOutcome, Reader, Request, Track},
+    permits::Permits,
+    reader::{Leg, Peer as ReaderPeer, Reader, Request, Track},
     table::{Slot, boxed},
     time::{Duration, Instant},
-    transport::{Control, PeerId, Ticket},
+    transport::{Data, ErrorKind},
     wire::Wire,
 };
+use pattern::Pattern;
+use reads::{Over, Reads, Tracked};
 use serde_json::{Map, Value, json};
 
 /// What an engine is started with.
@@ -69,8 +81,10 @@ pub enum EngineError {
     Refused(Refused),
     #[error("{0}")]
     Declined(#[from] lease_proto::reader::Declined),
+    #[error("{0}")]
+    Memory(#[from] MemoryError),
     #[error("{kind}: {text}")]
-    Transport { kind: lease_proto::transport::ErrorKind, text: String },
+    Transport { kind: ErrorKind, text: String },
     #[error("{0}")]
     Invalid(String),
 }
@@ -94,29 +108,32 @@ const PEERS: usize = 256;
 const FLUSH: Duration = Duration::from_millis(1);
 
 /// The engine.
-pub struct Engine<T> {
+pub struct Engine<T: Data<Memory = Memory>> {
     transport: T,
     clock: Box<dyn Fn() -> Instant>,
-    started: Instant,
-    identity: Identity,
-    raw: bool,
+    ear: Ear,
+    /// Where the transport itself is all that moves.
+    raw: Option<raw::Regions<T::Registration>>,
     frame: Vec<u8>,
     holder: HolderOf,
     reader: ReaderOf,
     drive: Drive,
     counters: Counters,
-    events: VecDeque<Value>,
+    /// The leases that were granted: by request, and where their blocks lie, by token.
     tokens: HashMap<String, Token>,
-    handles: HashMap<String, Handle>,
+    places: HashMap<u64, Place>,
+    blocks: Blocks<T::Registration>,
+    tracked: HashMap<String, Tracked>,
+    reads: Reads<T::Registration>,
     buffer: Vec<u8>,
 }
 
-impl<T: Control> Engine<T> {
-    /// An engine over a transport; `clock` is read whenever the protocol wants to know the time.
+impl<T: Data<Memory = Memory>> Engine<T> {
+    /// An engine over a transport, whose permits it keeps; `clock` is read whenever the protocol wants to know the time.
     ///
     /// # Errors
     /// Terms that do not hold, an id that is too long.
-    pub fn new(transport: T, clock: Box<dyn Fn() -> Instant>, setup: Setup) -> Result<Self, EngineError> {
+    pub fn new(transport: T, permits: Permits, clock: Box<dyn Fn() -> Instant>, setup: Setup) -> Result<Self, EngineError> {
         let terms = setup.config.validate(setup.wire)?;
         let max_message = u32::try_from(transport.capabilities().max_notification).unwrap_or(u32::MAX);
         let incarnation = Incarnation(setup.incarnation);
@@ -154,14 +171,15 @@ impl<T: Control> Engine<T> {
             buffer: vec![0; transport.capabilities().max_notification.max(frame.len() + 1024)],
             transport,
             clock,
-            started,
-            identity,
-            raw: setup.raw,
+            ear: Ear { permits, identity, started, told: VecDeque::new(), freed: Vec::new(), landed: Vec::new() },
+            raw: setup.raw.then(raw::Regions::default),
             frame,
             counters: Counters::default(),
-            events: VecDeque::new(),
             tokens: HashMap::new(),
-            handles: HashMap::new(),
+            places: HashMap::new(),
+            blocks: Blocks::new(),
+            tracked: HashMap::new(),
+            reads: Reads::new(),
         })
     }
 
@@ -187,12 +205,12 @@ impl<T: Control> Engine<T> {
 
     /// The next event.
     pub fn next_event(&mut self) -> Option<Value> {
-        self.events.pop_front()
+        self.ear.told.pop_front()
     }
 
     /// Whether there is one.
     pub fn has_event(&self) -> bool {
-        !self.events.is_empty()
+        !self.ear.told.is_empty()
     }
 
     /// One turn of the loop; returns when the next one is due, from now on.
@@ -200,21 +218,42 @@ impl<T: Control> Engine<T> {
     /// # Errors
     /// What the transport as a whole reports.
     pub fn turn(&mut self) -> Result<Option<Duration>, EngineError> {
-        if self.raw {
+        if self.raw.is_some() {
             return self.raw_turn();
         }
-        let Self { transport, clock, started, identity, holder, reader, drive, counters, events, buffer, .. } = self;
-        let mut tell = |event: Event<'_>| {
-            let now = clock();
-            events.extend(json::event(&event, identity, *started, now));
-        };
+        let Self { transport, clock, ear, holder, reader, drive, counters, buffer, .. } = self;
+        let mut hear = |event: Event<'_>| ear.hear(&event, clock());
         let machines: &mut [&mut dyn Machine] = &mut [holder, reader];
-        let surroundings = Surroundings { clock: &mut || clock(), counters, events: &mut tell, buffer };
+        let surroundings = Surroundings { clock: &mut || clock(), counters, events: &mut hear, buffer };
         let turn = drive.turn(transport, machines, surroundings, FLUSH).map_err(transport_error)?;
-        if turn.more {
+        if self.follow_up()? || turn.more {
             return Ok(Some(Duration::ZERO));
         }
         Ok(turn.next.map(|next| next.saturating_since((self.clock)())))
+    }
+
+    /// What follows from events, once the machines are done: freed blocks may be used again, reads are judged and others started.
+    /// Whether there is something to send since.
+    fn follow_up(&mut self) -> Result<bool, EngineError> {
+        for token in std::mem::take(&mut self.ear.freed) {
+            if let Some(place) = self.places.remove(&token.number) {
+                self.blocks.give_back(&mut self.transport, place)?;
+            }
+        }
+        self.blocks.clean(&mut self.transport)?;
+        let mut over = Vec::new();
+        for (read, outcome) in std::mem::take(&mut self.ear.landed) {
+            over.push(self.reads.landed(read, outcome)?);
+        }
+        over.extend(self.reads.start(&mut self.transport, &self.tracked)?);
+        let judged = !over.is_empty();
+        for Over { request, outcome, told } in over {
+            self.tell("read_landed", told);
+            self.tell("read_ended", json!({"request": request}));
+            let handle = self.tracked(&request)?.handle;
+            self.with(|_, reader, cx| reader.read_ended(cx, handle, outcome))?;
+        }
+        Ok(judged)
     }
 
     /// Does what it is told and answers.
@@ -222,8 +261,13 @@ impl<T: Control> Engine<T> {
     /// # Errors
     /// Why it could not.
     pub fn execute(&mut self, command: Command) -> Result<Value, EngineError> {
+        let answer = self.carry_out(command);
+        self.follow_up()?;
+        answer
+    }
+
+    fn carry_out(&mut self, command: Command) -> Result<Value, EngineError> {
         match command {
-            Command::Metadata => Ok(self.raw_metadata()),
             Command::Grant(lease) => self.grant(&lease),
             Command::Abort { request, failed } => {
                 let token = self.token(&request)?;
@@ -243,23 +287,18 @@ impl<T: Control> Engine<T> {
                 self.track(&params, rank)
             }
             Command::Read { request } => {
-                let handle = self.handle(&request)?;
+                let handle = self.tracked(&request)?.handle;
+                let peer = self.reader.connection(handle, 0).ok_or_else(|| EngineError::Transport {
+                    kind: ErrorKind::NotConnected,
+                    text: "wait until the holder can be reached".into(),
+                })?;
                 self.with(|_, reader, cx| reader.begin_read(cx, handle))?;
                 self.tell("read_started", json!({"request": request}));
-                Ok(json!({}))
-            }
-            Command::ReadEnded { request, outcome } => {
-                let handle = self.handle(&request)?;
-                let outcome = match outcome {
-                    Outcome::OneSided => ReadOutcome::OneSided,
-                    Outcome::Failed => ReadOutcome::Failed,
-                };
-                self.tell("read_ended", json!({"request": request}));
-                self.with(|_, reader, cx| reader.read_ended(cx, handle, outcome))?;
+                self.reads.want(request, peer);
                 Ok(json!({}))
             }
             Command::Finish { request } => {
-                let handle = self.handle(&request)?;
+                let handle = self.tracked(&request)?.handle;
                 self.with(|_, reader, cx| reader.finish(cx, handle))?;
                 Ok(json!({}))
             }
@@ -271,17 +310,7 @@ impl<T: Control> Engine<T> {
                 });
                 Ok(Value::Object(counts))
             }
-            Command::Connect { metadata } => self.raw_connect(&metadata),
-            Command::Notify { peer, filling } => self.raw_notify(peer, &filling),
-            Command::NotifyMany { peer, count, lengths } => self.raw_notify_many(peer, count, &lengths),
-            Command::Cancel { ticket } => {
-                self.transport.cancel(Ticket(ticket));
-                Ok(json!({}))
-            }
-            Command::Disconnect { peer } => {
-                self.transport.disconnect(PeerId(peer));
-                Ok(json!({}))
-            }
+            other => self.raw_command(other),
         }
     }
 
@@ -294,36 +323,48 @@ impl<T: Control> Engine<T> {
             }
             None => None,
         };
-        let token = self.with(|holder, _, cx| {
+        let place = self.blocks.put(&mut self.transport, Pattern::of(&lease.request), lease.one_lease)?;
+        let granted = self.with(|holder, _, cx| {
             let token = holder.announced(&request).unwrap_or_else(|| holder.mint());
             let grant = Grant { request: &request, token, consumers: lease.consumers, ttl };
             holder.grant(cx, grant).map(|_| token)
         });
-        let token = token.map_err(EngineError::Refused)?;
-        self.tokens.insert(lease.request.clone(), token);
-        let terms = self.holder.terms();
+        let token = match granted {
+            Ok(token) => token,
+            Err(why) => {
+                self.blocks.give_back(&mut self.transport, place)?;
+                return Err(EngineError::Refused(why));
+            }
+        };
+        let (regions, blocks) = self.blocks.export(&mut self.transport, &place, self.ear.identity.incarnation)?;
+        let (terms, identity) = (self.holder.terms(), &self.ear.identity);
         let params = Parameters {
             token,
-            incarnation: self.identity.incarnation,
-            engine: self.identity.engine.as_bytes(),
-            ranks: self.identity.ranks,
+            incarnation: identity.incarnation,
+            engine: identity.engine.as_bytes(),
+            ranks: identity.ranks,
             extension: terms.extension(),
             drift_ppm: terms.drift_ppm(),
             frames: &self.frame,
+            regions: &regions,
         };
         let key = params.to_string().map_err(|error| EngineError::Params(error.to_string()))?;
-        Ok(json::transfer_params(&self.identity, &lease.request, &key))
+        let params = params::transfer_params(identity, &lease.request, blocks, &key);
+        self.tokens.insert(lease.request.clone(), token);
+        self.places.insert(token.number, place);
+        Ok(params)
     }
 
     fn track(&mut self, params: &Value, rank: ReaderRank) -> Result<Value, EngineError> {
-        let read = json::read_params(params).map_err(EngineError::Params)?;
+        let read = params::read_params(params).map_err(EngineError::Params)?;
         let mut buffer = vec![0; read.key.len().div_ceil(4) * 3];
         let parameters = Parameters::from_text(&read.key, &mut buffer).map_err(|error| EngineError::Params(error.to_string()))?;
         let request = RequestId::try_from(read.request.as_str())?;
         let targets = [(0, parameters.frames.to_vec())];
         let track = Track { request: &request, params: &parameters, reader: rank };
         let handle = self.with(|_, reader, cx| reader.track(cx, track, targets)).map_err(EngineError::Refused)?;
-        self.handles.insert(read.request.clone(), handle);
+        let (token, region, ranges) = (parameters.token, parameters.regions.to_vec(), blocks::ranges(&read.blocks));
+        self.tracked.insert(read.request.clone(), Tracked { handle, token, region, ranges });
         Ok(json!({"request": read.request, "peer": String::from_utf8_lossy(parameters.engine)}))
     }
 
@@ -331,70 +372,23 @@ impl<T: Control> Engine<T> {
         self.tokens.get(request).copied().ok_or_else(|| EngineError::NoSuchRequest(request.to_owned()))
     }
 
-    fn handle(&self, request: &str) -> Result<Handle, EngineError> {
-        self.handles.get(request).copied().ok_or_else(|| EngineError::NoSuchRequest(request.to_owned()))
+    fn tracked(&self, request: &str) -> Result<&Tracked, EngineError> {
+        self.tracked.get(request).ok_or_else(|| EngineError::NoSuchRequest(request.to_owned()))
     }
 
     /// An event that is the engine's own, not the protocol's.
     fn tell(&mut self, event: &str, more: Value) {
-        let line = json::line(event, more, &self.identity, self.started, (self.clock)());
-        self.events.push_back(line);
+        self.ear.tell(event, more, (self.clock)());
     }
 
     fn with<R>(&mut self, f: impl FnOnce(&mut HolderOf, &mut ReaderOf, &mut Context<'_>) -> R) -> R {
-        let Self { clock, started, identity, holder, reader, counters, events, .. } = self;
+        let Self { clock, ear, holder, reader, counters, .. } = self;
         let now = clock();
-        let mut tell = |event: Event<'_>| events.extend(json::event(&event, identity, *started, now));
-        f(holder, reader, &mut Context { now, counters, events: &mut tell })
-    }
-}
-
-impl Engine<crate::loopback::Loopback> {
-    /// Whether something has arrived that a turn would take in.
-    pub fn has_mail(&self) -> bool {
-        self.transport.has_mail()
+        let mut hear = |event: Event<'_>| ear.hear(&event, now);
+        f(holder, reader, &mut Context { now, counters, events: &mut hear })
     }
 }
 
 pub(crate) fn transport_error<E: lease_proto::transport::Error>(error: E) -> EngineError {
     EngineError::Transport { kind: error.kind(), text: error.to_string() }
-}
-
-/// The request id in transfer parameters that can be used.
-///
-/// # Errors
-/// What is wrong with them.
-pub fn params_request(params: &Value) -> Result<String, String> {
-    let request = json::read_params(params)?.request;
-    if request.is_empty() {
-        return Err("remote_request_id is empty".into());
-    }
-    RequestId::try_from(request.as_str()).map_err(|error| error.to_string())?;
-    with_params(params, |_| request)
-}
-
-/// By how much the holder of these parameters extends a lease.
-pub fn params_extension(params: &Value) -> Option<Duration> {
-    with_params(params, |parameters| parameters.extension).ok()
-}
-
-fn with_params<R>(params: &Value, f: impl FnOnce(&Parameters<'_>) -> R) -> Result<R, String> {
-    let read = json::read_params(params)?;
-    let mut buffer = vec![0; read.key.len().div_ceil(4) * 3];
-    Parameters::from_text(&read.key, &mut buffer).map(|parameters| f(&parameters)).map_err(|error| error.to_string())
-}
-
-/// Bytes as lower-case hex.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}"); // writing to a String cannot fail
-        text
-    })
-}
-
-/// The inverse of [`hex`].
-pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.bytes().map(|byte| (byte as char).to_digit(16)).collect::<Option<Vec<u32>>>()?;
-    let (pairs, []) = digits.as_chunks::<2>() else { return None };
-    Some(pairs.iter().map(|[high, low]| (high * 16 + low) as u8).collect())
 }

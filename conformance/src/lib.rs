@@ -3,6 +3,8 @@
 //! `kvlease` run ([`engine`]), and the command lines ([`cli`]).
 
 #[cfg(feature = "cli")]
+pub mod bench;
+#[cfg(feature = "cli")]
 pub mod certify;
 #[cfg(feature = "cli")]
 pub mod cli;

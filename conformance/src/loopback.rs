@@ -20,9 +20,10 @@
 //! ```
 
 mod memory;
+mod reads;
 mod state;
 
-pub use memory::{Region, Slab};
+pub use memory::Region;
 pub use state::{Fault, Link};
 
 use std::{
@@ -32,6 +33,7 @@ use std::{
 
 use lease_proto::{
     frame::Frame,
+    permits::Permits,
     time::{Duration, Instant},
     transport::{Capabilities, Control, DeadPeer, Error, ErrorKind, Incoming, PeerId, Reads, Ticket},
 };
@@ -39,6 +41,10 @@ use state::{Arrived, State};
 
 /// Largest notification, as UCX and NIXL are set up by default.
 pub const MAX_NOTIFICATION: usize = 65_536;
+/// Messages that may be under way from one endpoint to another, and their bytes; a further one is refused with `WouldBlock`.
+pub const MOST_UNDER_WAY: usize = 4096;
+/// See [`MOST_UNDER_WAY`]. One message may always be under way.
+pub const MOST_BYTES_UNDER_WAY: usize = 16 << 20;
 /// Marks the metadata as this transport's.
 const TAG: &[u8; 8] = b"loopback";
 
@@ -63,12 +69,23 @@ impl Fabric {
 
     /// A new endpoint that takes notifications of up to `max_notification` bytes.
     pub fn endpoint_with(&self, max_notification: usize) -> Loopback {
-        let id = self.state().open();
+        self.open(max_notification, Reads::OneSided)
+    }
+
+    /// A new endpoint that serves reads of its memory itself, to who has a token that its [`Loopback::permits`] hold. It cannot fence.
+    pub fn endpoint_served(&self) -> Loopback {
+        self.open(MAX_NOTIFICATION, Reads::OwnerServed)
+    }
+
+    fn open(&self, max_notification: usize, reads: Reads) -> Loopback {
+        let (permits, served) = (Permits::new(), reads == Reads::OwnerServed);
+        let id = self.state().open(served.then(|| permits.clone()));
         let mut capabilities = Capabilities::notifications(max_notification);
-        capabilities.reads = Reads::OneSided;
+        capabilities.reads = reads;
+        capabilities.fence = !served;
         capabilities.dead_peer = DeadPeer::Within(Duration::ZERO);
         let metadata = [TAG.as_slice(), &id.0.to_le_bytes()].concat();
-        Loopback { fabric: self.clone(), id, capabilities, metadata, current: Vec::new() }
+        Loopback { fabric: self.clone(), id, capabilities, metadata, permits, current: Vec::new() }
     }
 
     /// The fabric's time.
@@ -128,6 +145,7 @@ pub struct Loopback {
     id: EndpointId,
     capabilities: Capabilities,
     metadata: Vec<u8>,
+    permits: Permits,
     /// The notification that was returned last.
     current: Vec<u8>,
 }
@@ -138,9 +156,20 @@ impl Loopback {
         self.id
     }
 
-    /// Whether [`Control::poll`] would return something now.
+    /// Which leases stand, if it serves reads itself; its engine tells it. Nobody asks them elsewhere.
+    pub fn permits(&self) -> Permits {
+        self.permits.clone()
+    }
+
+    /// Whether [`Control::poll`] would return something now, or move a read on.
     pub fn has_mail(&self) -> bool {
         self.fabric.state().has_mail(self.id)
+    }
+}
+
+impl AsRef<Loopback> for Loopback {
+    fn as_ref(&self) -> &Loopback {
+        self
     }
 }
 

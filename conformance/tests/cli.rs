@@ -149,7 +149,7 @@ fn terms_that_are_none() {
 /// Parameters of a holder that nobody can reach over UCX, made as any holder makes them.
 fn params(request: &str) -> Value {
     let mut lab = MemoryLab::new(1);
-    let node = lab.start(&Spec { name: "p", wire: Wire::Native, raw: false }).unwrap();
+    let node = lab.start(&Spec { name: "p", wire: Wire::Native, raw: false, way: None, side: None }).unwrap();
     lab.ask(node, Command::Grant(Lease { request: request.into(), ..Lease::default() })).unwrap().unwrap()
 }
 
@@ -185,6 +185,9 @@ fn parameter_files_that_cannot_be_used() {
         (json!({"kv_transfer_params": null}).to_string().into_bytes(), "do_remote_prefill is not true"),
         (changed("do_remote_prefill", false).into_bytes(), "do_remote_prefill is not true"),
         (changed("kvlease", Value::Null).into_bytes(), "kvlease is not a string"),
+        (changed("remote_block_ids", Value::Null).into_bytes(), "remote_block_ids is not a list of numbers"),
+        (changed("remote_block_ids", json!([])).into_bytes(), "remote_block_ids is not a list of numbers"),
+        (changed("remote_block_ids", json!([1, -1])).into_bytes(), "remote_block_ids is not a list of numbers"),
         (
             r#"{"do_remote_prefill":true,"remote_request_id":"a"}"#.into(),
             "kvlease is missing: pass on what the prefill instance printed",
@@ -344,6 +347,33 @@ fn nodes_that_stand_still_die_with_who_started_them() {
     certify.signal(rustix::process::Signal::KILL);
     assert_eq!(certify.end().code, None);
     until("gone", || nodes.iter().all(|node| stat(*node).is_none_or(|stat| stat[0] == "Z")).then_some(()));
+}
+
+/// The namespaces for partitions that a process has made.
+fn namespaces(pid: u32) -> Vec<String> {
+    let Ok(list) = std::process::Command::new("ip").args(["netns", "list"]).output() else { return Vec::new() };
+    let names = String::from_utf8_lossy(&list.stdout)
+        .lines()
+        .filter_map(|line| Some(line.split_whitespace().next()?.to_owned()))
+        .collect::<Vec<_>>();
+    names.into_iter().filter(|name| name.starts_with(&format!("kvlease-{pid}-"))).collect()
+}
+
+#[test]
+fn a_partition_leaves_no_network_behind_and_what_a_killed_run_left_goes_with_the_next() {
+    let partition = || Run::start(&mut kvlease("certify --only fault/native/partition-long --transport ucx:tcp".split(' ')));
+    let killed = partition();
+    let pid = killed.pid();
+    let over = || stat(pid).is_none_or(|stat| stat[0] == "Z"); // where this machine makes no networks
+    let nodes = until("started", || (!namespaces(pid).is_empty() || over()).then(|| children(pid)));
+    killed.signal(rustix::process::Signal::KILL);
+    killed.end();
+    until("gone", || nodes.iter().all(|node| stat(*node).is_none_or(|stat| stat[0] == "Z")).then_some(()));
+    let next = partition();
+    let own = next.pid();
+    let end = next.end();
+    assert!(end.code == Some(0) || end.stderr.contains("no network to cut"), "{end:?}");
+    assert!(namespaces(pid).is_empty() && namespaces(own).is_empty());
 }
 
 #[test]

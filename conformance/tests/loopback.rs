@@ -8,7 +8,7 @@ use std::{
     task::{Wake, Waker},
 };
 
-use conformance::loopback::{Fabric, Fault, Link, Loopback, MAX_NOTIFICATION};
+use conformance::loopback::{Fabric, Fault, Link, Loopback, MAX_NOTIFICATION, MOST_BYTES_UNDER_WAY, MOST_UNDER_WAY};
 use lease_proto::{
     frame::Frame,
     id::Incarnation,
@@ -403,4 +403,17 @@ fn a_waker_is_woken_once_and_only_when_there_is_something() {
     d.register_waker(&waker).unwrap();
     drop(p);
     assert_eq!(count(), 4, "of a death, too");
+}
+
+#[test]
+fn who_never_polls_holds_its_senders_back_and_loses_nothing() {
+    for (length, most) in [(1, MOST_UNDER_WAY), (MAX_NOTIFICATION, MOST_BYTES_UNDER_WAY / MAX_NOTIFICATION)] {
+        let (_fabric, mut p, mut d, peer, _) = pair(1);
+        let accepted = (0..).take_while(|_| d.notify(peer, &vec![7; length]).is_ok()).count();
+        assert_eq!(accepted, most);
+        assert_eq!(kind(d.notify(peer, &vec![7; length])), Some(ErrorKind::WouldBlock));
+        assert_eq!(arrived(&mut p).len(), most);
+        send(&mut d, peer, [8]);
+        assert_eq!(arrived(&mut p), [8]);
+    }
 }

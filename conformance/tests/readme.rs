@@ -52,6 +52,7 @@ fn two_terminals_as_the_readme_shows_them() {
     let (code, second) = Terminal::open("decode", folder.path()).end();
     assert_eq!(code, Some(0), "{second}");
     assert_eq!(second.matches("\"verdict\":\"valid\"").count(), 2, "{second}");
+    assert_eq!(second.matches("\"bytes\":212992,\"matches\":true").count(), 2, "{second}");
     let (code, first) = first.end();
     assert_eq!(code, Some(0), "{first}");
     assert_eq!(first.matches("\"reason\":\"completed\"").count(), 2, "{first}");

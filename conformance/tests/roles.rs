@@ -162,6 +162,9 @@ fn completes(at: &Stage) {
     well(&decode);
     let verdicts: Vec<&Value> = decode.events("read_done").iter().map(|event| &event["verdict"]).collect();
     assert_eq!(verdicts, [at.in_time(), at.in_time()]);
+    for landed in decode.events("read_landed") {
+        assert_eq!((&landed["outcome"], &landed["bytes"], &landed["matches"]), (&"served".into(), &212_992.into(), &true.into()));
+    }
     let prefill = prefill.end();
     well(&prefill);
     for request in ["a", "b"] {
@@ -286,6 +289,27 @@ fn parameters_of_two_holders_and_one_that_dies() {
     let lives = lives.end();
     well(&lives);
     freed(&lives, "a", "completed");
+}
+
+#[test]
+fn bytes_that_are_not_the_requests_are_not_taken_for_read() {
+    let at = Stage::new("ucx", "native");
+    let (prefill, file) = at.prefill(&["a", "b"]);
+    let lines: Vec<Value> = fs::read_to_string(&file).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // The blocks of another request, and some that are not there.
+    let mut other = lines[0].clone();
+    other["kv_transfer_params"]["remote_block_ids"] = lines[1]["kv_transfer_params"]["remote_block_ids"].clone();
+    let mut nowhere = lines[1].clone();
+    nowhere["kv_transfer_params"]["remote_block_ids"] = [u32::MAX].as_slice().into();
+    fs::write(&file, format!("{other}\n{nowhere}\n")).unwrap();
+    let decode = at.decode(&file, "0").end();
+    badly(&decode, 1, "not read: \"a\" (wrong bytes), \"b\" (failed)");
+    let landed = |request| about(&decode, "read_landed", request)[0];
+    assert_eq!((&landed("a")["outcome"], &landed("a")["matches"]), (&"served".into(), &false.into()));
+    assert_eq!((&landed("b")["outcome"], &landed("b")["why"]), (&"failed".into(), &"invalid".into()));
+    let prefill = prefill.end();
+    well(&prefill);
+    freed(&prefill, "b", "released");
 }
 
 #[test]

@@ -396,8 +396,11 @@ fn read(
     Action::None
 }
 
-/// Tells whose it is; a connection that nobody wants any more is given back to be closed.
+/// Tells whose it is, or the engine; a connection that nobody wants any more is given back to be closed.
 fn settle(machines: &mut [&mut dyn Machine], cx: &mut Context<'_>, incoming: Incoming<'_>) -> Option<PeerId> {
+    if let Incoming::ReadDone { read, result } = incoming {
+        cx.emit(Event::ReadLanded { read, outcome: result.into() });
+    }
     let taken = machines.iter_mut().any(|machine| match incoming {
         Incoming::Connected { ticket, peer } => machine.resolved(cx, ticket, Ok(peer)),
         Incoming::ConnectFailed { ticket, kind } => machine.resolved(cx, ticket, Err(kind)),

@@ -3,9 +3,9 @@
 use crate::{
     counters::Counters,
     id::{RequestId, Token},
-    reader::Handle,
+    reader::{Handle, ReadOutcome},
     time::{Duration, Instant},
-    transport::{ErrorKind, PeerId},
+    transport::{ErrorKind, PeerId, ReadId},
     wire::{Rejected, native::Refusal},
 };
 
@@ -137,6 +137,14 @@ pub enum Event<'a> {
     TransportError {
         /// Of this kind.
         kind: ErrorKind,
+    },
+    /// The transport is done with a read, which the engine knows by this number: now it is judged, by
+    /// [`Reader::read_ended`](crate::reader::Reader::read_ended).
+    ReadLanded {
+        /// Its number.
+        read: ReadId,
+        /// How it went.
+        outcome: ReadOutcome,
     },
     /// Reader: a renew was handed over.
     HeartbeatSent {

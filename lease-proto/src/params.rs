@@ -1,6 +1,6 @@
 //! The one key that kvlease adds to vLLM's `kv_transfer_params`: `"kvlease"`, an opaque string.
 //!
-//! It holds what a reader needs: the token, the holder's life and terms, and how to reach each of its ranks. Routers pass it on
+//! It holds what a reader needs: the token, the holder's life and terms, how to reach each of its ranks, and the keys to its memory. Routers pass it on
 //! unread. Whoever has it may renew, read and complete: it is a bearer secret, shown only redacted, never to end clients.
 //!
 //! As bytes it is a [`Frame`] around a postcard body, so that damage on the way is noticed; as text it is base64url without padding.
@@ -36,6 +36,9 @@ pub struct Parameters<'a> {
     pub drift_ppm: u32,
     /// The frames with each rank's transport metadata, one after the other, all of this incarnation.
     pub frames: &'a [u8],
+    /// Frames with the exported regions that the blocks lie in, one after the other, any number, all of this incarnation. Which is
+    /// whose, and where in it the blocks are, the engine knows. Empty where it exchanges them by itself.
+    pub regions: &'a [u8],
 }
 
 #[derive(Serialize, Deserialize)]
@@ -49,6 +52,8 @@ struct Repr<'a> {
     drift_ppm: u32,
     #[serde(borrow)]
     frames: &'a [u8],
+    #[serde(borrow)]
+    regions: &'a [u8],
 }
 
 /// Why a `kvlease` key cannot be used.
@@ -89,14 +94,17 @@ impl<'a> Parameters<'a> {
             return Err(ParamsError::Version { got: version });
         }
         let repr = canonical::whole::<Repr<'a>>(frame.payload()).map_err(|_| ParamsError::Malformed)?;
-        let Repr { token, engine, ranks, extension, drift_ppm, frames, .. } = repr;
-        let params = Self { token, incarnation: frame.incarnation(), engine, ranks, extension, drift_ppm, frames };
+        let Repr { token, engine, ranks, extension, drift_ppm, frames, regions, .. } = repr;
+        let params = Self { token, incarnation: frame.incarnation(), engine, ranks, extension, drift_ppm, frames, regions };
+        let ours = |frame: &Result<Frame<'_>, FrameError>| frame.as_ref().is_ok_and(|it| it.incarnation() == params.incarnation);
         // Not `count`: of this the optimizer can see that it does not overflow.
-        let there = params.rank_frames().try_fold(0u16, |ranks, frame| match frame {
-            Ok(frame) if frame.incarnation() == params.incarnation => ranks.checked_add(1),
-            _ => None,
-        });
-        if there == Some(ranks) && ranks > 0 && engine.len() <= MAX_ID { Ok(params) } else { Err(ParamsError::Malformed) }
+        let there = each_frame(frames).try_fold(0u16, |ranks, frame| if ours(&frame) { ranks.checked_add(1) } else { None });
+        let all_ours = each_frame(regions).all(|frame| ours(&frame));
+        if there == Some(ranks) && ranks > 0 && all_ours && engine.len() <= MAX_ID {
+            Ok(params)
+        } else {
+            Err(ParamsError::Malformed)
+        }
     }
 
     /// Reads the key's text; `buffer` must hold three bytes for every four characters.
@@ -116,9 +124,9 @@ impl<'a> Parameters<'a> {
     /// # Errors
     /// `Room` if `out` is too small.
     pub fn encode(&self, out: &mut [u8]) -> Result<usize, ParamsError> {
-        let Self { token, incarnation, engine, ranks, extension, drift_ppm, frames } = *self;
+        let Self { token, incarnation, engine, ranks, extension, drift_ppm, frames, regions } = *self;
         let needed = self.longest();
-        let repr = Repr { version: VERSION, token, engine, ranks, extension, drift_ppm, frames };
+        let repr = Repr { version: VERSION, token, engine, ranks, extension, drift_ppm, frames, regions };
         // Behind the room for the header first; then the frame around it in place.
         let body = out
             .get_mut(HEADER..)
@@ -152,25 +160,31 @@ impl<'a> Parameters<'a> {
 
     /// Bytes of the key, at most.
     pub fn longest(&self) -> usize {
-        HEADER.saturating_add(64).saturating_add(self.engine.len()).saturating_add(self.frames.len())
+        let blobs = [self.engine, self.frames, self.regions];
+        blobs.iter().fold(HEADER.saturating_add(64), |longest, blob| longest.saturating_add(blob.len()))
     }
 
     /// The metadata of one rank of the holder.
     pub fn rank_frame(&self, rank: u16) -> Option<Frame<'a>> {
-        self.rank_frames().nth(usize::from(rank))?.ok()
+        each_frame(self.frames).nth(usize::from(rank))?.ok()
     }
 
-    fn rank_frames(&self) -> impl Iterator<Item = Result<Frame<'a>, FrameError>> + use<'a> {
-        let mut rest = self.frames;
-        core::iter::from_fn(move || {
-            if rest.is_empty() {
-                return None;
-            }
-            let read = Frame::decode_prefix(rest);
-            rest = read.as_ref().map_or(&[], |(_, rest)| rest);
-            Some(read.map(|(frame, _)| frame))
-        })
+    /// The exported regions.
+    pub fn regions(&self) -> impl Iterator<Item = Frame<'a>> + use<'a> {
+        each_frame(self.regions).map_while(Result::ok)
     }
+}
+
+/// The frames in these bytes; the first that is none ends them.
+fn each_frame<'a>(mut rest: &'a [u8]) -> impl Iterator<Item = Result<Frame<'a>, FrameError>> + use<'a> {
+    core::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let read = Frame::decode_prefix(rest);
+        rest = read.as_ref().map_or(&[], |(_, rest)| rest);
+        Some(read.map(|(frame, _)| frame))
+    })
 }
 
 impl fmt::Debug for Parameters<'_> {
@@ -210,6 +224,7 @@ mod tests {
             extension: Duration::from_secs(20),
             drift_ppm: 500,
             frames,
+            regions: &[],
         }
     }
 
@@ -245,6 +260,31 @@ mod tests {
         for ranks in [0, 1, 3] {
             let (frames, mut buffer) = (frames(2), [0; 512]);
             let n = Parameters { ranks, ..sample(&frames) }.encode(&mut buffer).unwrap();
+            assert_eq!(Parameters::decode(&buffer[..n]), Err(ParamsError::Malformed));
+        }
+    }
+
+    #[test]
+    fn any_number_of_regions_is_read_back_in_order() {
+        let frames = frames(2);
+        for count in 0..4 {
+            let regions = super::tests::frames(count);
+            let params = Parameters { regions: &regions, ..sample(&frames) };
+            let (text, mut buffer) = (params.to_string().unwrap(), [0; 512]);
+            let read = Parameters::from_text(&text, &mut buffer).unwrap();
+            assert_eq!(read, params);
+            let payloads: Vec<Vec<u8>> = read.regions().map(|frame| frame.payload().to_vec()).collect();
+            assert_eq!(payloads, (0..count).map(|region| region.to_le_bytes().to_vec()).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn regions_that_are_cut_or_no_frames_or_of_another_life_are_malformed() {
+        let (frames, whole, mut other) = (frames(2), frames(2), [0; 64]);
+        let length = Frame::encode(Incarnation(8), b"region", &mut other).unwrap();
+        for regions in [&whole[..whole.len() - 1], &whole[1..], b"junk", &[whole.as_slice(), &other[..length]].concat()] {
+            let mut buffer = [0; 512];
+            let n = Parameters { regions, ..sample(&frames) }.encode(&mut buffer).unwrap();
             assert_eq!(Parameters::decode(&buffer[..n]), Err(ParamsError::Malformed));
         }
     }

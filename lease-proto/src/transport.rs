@@ -174,8 +174,19 @@ pub enum Incoming<'a> {
         /// Which one.
         read: ReadId,
         /// `Ok` only if ALL parts landed, are visible, and the exporter's registration was live throughout.
-        result: Result<(), ErrorKind>,
+        result: Result<Landed, ErrorKind>,
     },
+}
+
+/// How the bytes of a read came, which decides what it proves about the lease (law 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Landed {
+    /// The fabric moved them without asking the owner: proves nothing by itself.
+    OneSided,
+    /// The owner served them, and held the lease's permit until after the last byte was read (proof C).
+    Served,
+    /// One-sided, out of a region that is fenced before its memory is used again (proof D).
+    Fenced,
 }
 
 /// Connections and notifications.
@@ -246,17 +257,35 @@ pub struct Range {
 }
 
 /// Memory and reads.
+///
+/// Where the owner serves ([`Reads::OwnerServed`]) it does so for tokens that it was given a permit for, and for no others: see
+/// `permits` (feature `std`).
 pub trait Data: Control {
     /// Memory with its owner, as this transport takes it.
     type Memory;
-    /// Memory registered here. Dropping it ends the registration once no operation touches it any more.
+    /// Memory registered here. Dropping it ends the registration: what is exported is not served any more, and the memory is
+    /// given back once no operation touches it.
     type Registration;
 
-    /// Registers memory, which stays owned by the registration.
+    /// Registers memory for any number of leases. It stays owned by the registration.
     ///
     /// # Errors
     /// `Unsupported` for a kind of memory that would be slow or wrong here, `BackendFailed` otherwise.
     fn register(&mut self, memory: Self::Memory) -> Result<Self::Registration, Self::Error>;
+
+    /// Registers memory for ONE lease, to be fenced at its end (proof D). What that costs its transport says.
+    ///
+    /// # Errors
+    /// As [`Data::register`], and `Unsupported` without the capability [`Capabilities::fence`].
+    fn register_fenced(&mut self, memory: Self::Memory) -> Result<Self::Registration, Self::Error>;
+
+    /// Invalidates a registration of [`Data::register_fenced`] for good: once this returns `Ok`, a read that ends `Ok` has read
+    /// nothing that was written later. Call it before the blocks are used again. Fencing twice is allowed.
+    ///
+    /// # Errors
+    /// `Invalid` for a registration that is not for one lease alone, `WouldBlock` while an operation of this side uses it: poll,
+    /// then try again.
+    fn fence(&mut self, registration: &Self::Registration) -> Result<(), Self::Error>;
 
     /// Writes what a peer needs to read this region, framed with `incarnation`, and returns its length.
     ///
@@ -265,10 +294,11 @@ pub trait Data: Control {
     fn export(&mut self, region: &Self::Registration, incarnation: Incarnation, out: &mut [u8]) -> Result<usize, Self::Error>;
 
     /// Starts to read `ranges` of a peer's region, one after the other, into `into` from byte `at` on. Ranges are checked before
-    /// anything moves.
+    /// anything moves. Until [`Incoming::ReadDone`] the destination is the transport's, whatever becomes of the peer.
     ///
     /// # Errors
-    /// `Invalid` for ranges outside the region or the destination, `NotConnected`, `WouldBlock`.
+    /// `Invalid` for a region that is not this transport's, no ranges, empty ranges, ranges outside the region or the destination,
+    /// and a destination that is registered for one lease; `NotConnected`; `WouldBlock` when the bound on reads is reached.
     fn read(
         &mut self,
         peer: PeerId,

@@ -136,6 +136,7 @@ fn crowded(wire: Wire, holders: u64) -> (TestReader, Drive, Vec<lease_proto::rea
             extension: terms.extension(),
             drift_ppm: 500,
             frames: &[],
+            regions: &[],
         };
         let mut cx = Context { now: Instant::ZERO, counters: &mut counters, events: &mut events };
         let track = Track { request: &request, params: &params, reader: ReaderRank::ONLY };

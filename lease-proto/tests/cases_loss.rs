@@ -241,6 +241,29 @@ fn a_beat_that_was_refused_is_tried_again_soon() {
     assert!(reader.counters.unsent >= 1 && reader.counters.peer_lost == 0);
 }
 
+/// A peer that takes nothing in (case 5 of UCX: no back-pressure) finds one beat an interval in its queue when it wakes up, not a
+/// pile of them; and nothing stops for good.
+#[test]
+fn beats_do_not_pile_up_behind_one_that_has_not_left() {
+    for (wire, least) in [(Wire::Native, secs("3")), (Wire::Vllm, secs("5"))] {
+        let mut reader = LoneReader::new(wire);
+        reader.track("a", 1);
+        let sent = reader.poll("0");
+        reader.grant_all(&sent, "20");
+        reader.leaving = false;
+        let mut times = Vec::new();
+        for tenth in 1..200u32 {
+            let now = f64::from(tenth) / 10.0;
+            let beats = reader.poll(&now.to_string());
+            let is_beat = |(_, heard): &(u16, Heard)| is_renew(heard) || matches!(heard, Heard::Text(_));
+            times.extend(beats.iter().any(is_beat).then(|| Instant::ZERO.saturating_add(secs(&now.to_string()))));
+        }
+        assert!(times.len() >= 3, "{wire}: it stopped");
+        let gaps: Vec<Duration> = times.windows(2).map(|pair| pair[1].saturating_since(pair[0])).collect();
+        assert!(gaps.iter().all(|gap| *gap >= least), "{wire}: {gaps:?}");
+    }
+}
+
 /// Unanswered numbers slow beats down and never stop them; on the text wire, where nothing is answered, they do neither.
 #[test]
 fn silence_slows_beats_and_never_stops_them() {

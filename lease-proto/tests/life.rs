@@ -66,3 +66,21 @@ fn on_the_vllm_wire_it_lives_by_beats_and_ends_by_count() {
     assert_eq!(world.verdict("d", "a"), Some(Verdict::Unverified));
     assert_eq!(world.freed("p", "a"), Some((at("100"), Freed::Completed)));
 }
+
+#[test]
+fn a_request_is_read_over_the_connection_to_its_holder_until_it_is_resolved() {
+    let mut world = pair(Wire::Native);
+    world.start("q", 5_000_000_000);
+    let (token, other) = (world.grant("p", "a").unwrap(), world.grant("q", "b").unwrap());
+    let (first, second) = (world.track("d", "p", "a", token).unwrap(), world.track("d", "q", "b", other).unwrap());
+    assert_eq!(world.node("d").reader.connection(first, 0), None, "not connected yet");
+    world.run_to("1");
+    let reader = &world.node("d").reader;
+    let (p, q) = (reader.connection(first, 0).unwrap(), reader.connection(second, 0).unwrap());
+    assert_ne!(p, q);
+    assert_eq!(reader.connection(first, 1), None, "not read from");
+    world.finish("d", first).unwrap();
+    world.run_to("2");
+    let reader = &world.node("d").reader;
+    assert_eq!((reader.connection(first, 0), reader.connection(second, 0)), (None, Some(q)));
+}

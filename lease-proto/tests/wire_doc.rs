@@ -215,6 +215,7 @@ fn check_key(bytes: &[u8]) {
         extension: EXTENSION,
         drift_ppm: 500,
         frames: &frames,
+        regions: &frames,
     };
     let (mut buffer, mut text) = ([0; 256], [0; 256]);
     let length = params.encode(&mut buffer).unwrap();

@@ -19,6 +19,13 @@ pub struct UcxConfig {
     pub max_in_flight_ops: usize,
     /// Most bytes in flight to one peer; 4 MiB by default. One notification may always be in flight.
     pub max_in_flight_bytes: usize,
+    /// Most reads of one peer that are open, at least 1; 256 by default.
+    pub max_reads: usize,
+    /// Most bytes that are asked for from one peer and have not come; 8 MiB by default. One piece, of up to 1 MiB, may always be
+    /// under way.
+    pub max_read_bytes: usize,
+    /// Most answers to peers' reads under way, at least 1; 1024 by default. Peers that ask for more ask again after a moment.
+    pub max_serving: usize,
     /// Most connections that are open, being opened or being closed, 1 to 65536; 1024 by default.
     pub max_peers: usize,
     /// Most notifications that wait to be polled, at least 1; 1024 by default. When they are reached, nothing more is taken from
@@ -42,6 +49,9 @@ impl Default for UcxConfig {
             max_notification: 64 << 10,
             max_in_flight_ops: 256,
             max_in_flight_bytes: 4 << 20,
+            max_reads: 256,
+            max_read_bytes: 8 << 20,
+            max_serving: 1024,
             max_peers: 1024,
             max_inbox_messages: 1024,
             max_inbox_bytes: 8 << 20,
@@ -59,6 +69,8 @@ impl UcxConfig {
         let n = self.max_notification;
         in_range("max_notification", n, (1..=1 << 20).contains(&n), "1 to 1048576 bytes")?;
         in_range("max_in_flight_ops", self.max_in_flight_ops, self.max_in_flight_ops > 0, "at least 1")?;
+        in_range("max_reads", self.max_reads, self.max_reads > 0, "at least 1")?;
+        in_range("max_serving", self.max_serving, self.max_serving > 0, "at least 1")?;
         in_range("max_inbox_messages", self.max_inbox_messages, self.max_inbox_messages > 0, "at least 1")?;
         in_range("max_peers", self.max_peers, (1..=1 << 16).contains(&self.max_peers), "1 to 65536")?;
         if self.keepalive < Duration::from_millis(1) {
@@ -87,13 +99,26 @@ impl UcxConfig {
 pub(crate) const KEEPALIVE: &str = "KEEPALIVE_INTERVAL";
 
 /// Why each: the table in the crate's documentation.
-const DEFAULTS: [(&str, &str); 5] = [
+const DEFAULTS: [(&str, &str); 6] = [
     ("MM_ERROR_HANDLING", "y"),
     ("PROTO_EMULATION_ENABLE", "n"),
+    (CACHE, "n"),
     ("HANDLE_ERRORS", "none"),
     ("WARN_UNUSED_ENV_VARS", "n"),
     ("LOG_LEVEL", "fatal"),
 ];
+
+/// What only a UCX with verbs knows, and another need not.
+pub(crate) const VERBS: [(&str, &str); 3] = [("IB_ASYNC_EVENTS", "n"), ("RC_VERBS_RETRY_COUNT", "3"), ("UD_VERBS_TIMEOUT", "3s")];
+
+/// The setting that decides whether a registration can be fenced.
+const CACHE: &str = "RCACHE_ENABLE";
+
+/// Whether the operator has turned UCX's registration cache on; we turn it off.
+pub(crate) fn cache_is_on() -> bool {
+    let off = |value: String| ["n", "no", "0", "off"].contains(&value.to_lowercase().as_str());
+    set_by_operator(CACHE) && !std::env::var(format!("UCX_{CACHE}")).is_ok_and(off)
+}
 
 /// Whether the operator has set `UCX_{name}`.
 pub(crate) fn set_by_operator(name: &str) -> bool {
@@ -117,7 +142,9 @@ mod tests {
     #[test]
     fn numbers_that_cannot_work_are_refused_by_name() {
         type Change = fn(&mut UcxConfig);
-        let wrong: [(&str, Change); 8] = [
+        let wrong: [(&str, Change); 10] = [
+            ("max_reads", |c| c.max_reads = 0),
+            ("max_serving", |c| c.max_serving = 0),
             ("max_notification", |c| c.max_notification = 0),
             ("max_notification", |c| c.max_notification = (1 << 20) + 1),
             ("max_in_flight_ops", |c| c.max_in_flight_ops = 0),

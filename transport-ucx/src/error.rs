@@ -51,6 +51,49 @@ pub enum UcxError {
         /// Their bytes.
         bytes: usize,
     },
+    /// As many reads of this peer as allowed are open.
+    #[error("{open} reads of this peer are open: poll, then read again")]
+    Reads {
+        /// How many.
+        open: usize,
+    },
+    /// The progress thread has as much to do as it takes.
+    #[error("the progress thread has as much to do as it takes: poll, then try again")]
+    Busy,
+    /// The bytes that describe a region are not of this transport.
+    #[error("region is not of the ucx transport ({0}): take it from the peer's `export`, framed")]
+    Region(&'static str),
+    /// Ranges that cannot be read.
+    #[error("ranges cannot be read ({0}): each must be inside the region and not empty, and all together inside the destination")]
+    Ranges(&'static str),
+    /// A destination that is registered for one lease.
+    #[error("the destination is registered for one lease: read into a region of `register`")]
+    FencedDestination,
+    /// What is to be fenced was not registered so.
+    #[error("the region is registered for any number of leases: fence one of `register_fenced`")]
+    NotFenced,
+    /// This transport cannot fence.
+    #[error("ucx cannot fence here: that takes verbs with UCX_RCACHE_ENABLE=n")]
+    NoFence,
+    /// An operation still uses the region.
+    #[error("an operation uses the region: poll, then fence it again")]
+    InUse,
+    /// UCX takes the memory for another kind than it is.
+    #[error("ucx registered {expected} memory as {found}: use a UCX that knows {expected} (UCX_DIR)")]
+    MemoryType {
+        /// What UCX says.
+        found: &'static str,
+        /// What it is.
+        expected: &'static str,
+    },
+    /// No room for what is exported.
+    #[error("the buffer has {got} bytes, expected at least {needed}")]
+    Room {
+        /// Its bytes.
+        got: usize,
+        /// Bytes needed.
+        needed: usize,
+    },
     /// A notification over the limit.
     #[error("notification has {got} bytes, expected at most {max}: split it")]
     TooLarge {
@@ -88,12 +131,15 @@ impl Error for UcxError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Unavailable { .. } => ErrorKind::Unavailable,
-            Self::Config { .. } | Self::Setting { .. } | Self::Metadata(_) => ErrorKind::Invalid,
-            Self::TooManyPeers { .. } | Self::InFlight { .. } => ErrorKind::WouldBlock,
-            Self::TooLarge { .. } => ErrorKind::TooLarge,
+            Self::Config { .. } | Self::Setting { .. } | Self::Metadata(_) | Self::Region(_) => ErrorKind::Invalid,
+            Self::Ranges(_) | Self::FencedDestination | Self::NotFenced => ErrorKind::Invalid,
+            Self::TooManyPeers { .. } | Self::InFlight { .. } | Self::Reads { .. } | Self::InUse | Self::Busy => {
+                ErrorKind::WouldBlock
+            }
+            Self::TooLarge { .. } | Self::Room { .. } => ErrorKind::TooLarge,
             Self::NotConnected => ErrorKind::NotConnected,
             Self::PeerLost { .. } => ErrorKind::PeerLost,
-            Self::Waker => ErrorKind::Unsupported,
+            Self::Waker | Self::NoFence | Self::MemoryType { .. } => ErrorKind::Unsupported,
             Self::Backend { .. } | Self::Wait(_) => ErrorKind::BackendFailed,
         }
     }

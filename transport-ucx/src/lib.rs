@@ -1,9 +1,11 @@
-//! kvlease over raw [UCX](https://openucx.org): connections and notifications between processes, by tcp, shared memory or
-//! whatever else UCX finds.
+//! kvlease over raw [UCX](https://openucx.org): connections, notifications and reads between processes, by tcp, shared memory,
+//! verbs or whatever else UCX finds.
 //!
-//! [`UcxTransport`] implements [`lease_proto::transport::Control`]. Nothing in it blocks, and it starts no thread (UCX starts one,
-//! for accepting connections): it moves when it is polled, or sleeps in [`UcxTransport::wait`]. It does not read remote memory; its
-//! capabilities say so.
+//! [`UcxTransport`] implements [`Control`](lease_proto::transport::Control) and [`Data`](lease_proto::transport::Data). Nothing in
+//! it blocks, and it starts no thread (UCX starts one, for accepting connections). Three ways to drive it:
+//! - polled from the forward loop, on the thread that made it;
+//! - asleep on its descriptor, in [`UcxTransport::wait`] or, with the feature `tokio`, in `UcxTransport::ready`;
+//! - by a thread of its own, with a handle for any other: [`UcxThread`].
 //!
 //! ```
 //! use lease_proto::{frame::{Frame, HEADER}, id::Incarnation, transport::{Control as _, Incoming}};
@@ -31,6 +33,26 @@
 //!         break;
 //!     }
 //! }
+//!
+//! // The holder registers its blocks once, and permits what it grants: `permits().hear(&event)` in an engine.
+//! # use gpu_mem::{HostSlab, Memory};
+//! # use lease_proto::{id::Token, transport::{Data as _, Landed, Range}};
+//! let token = Token { number: 1, nonce: 2 };
+//! let blocks = holder.register(Memory::from(HostSlab::new(1 << 20)?))?;
+//! let mut exported = vec![0; 1024];
+//! let length = holder.export(&blocks, Incarnation(1), &mut exported)?;
+//! holder.permits().permit(token);
+//!
+//! let into = reader.register(Memory::from(HostSlab::new(1 << 20)?))?;
+//! let (region, block) = (Frame::decode(&exported[..length])?, Range { offset: 4096, length: 65536 });
+//! reader.read(peer, token, region, &[block], &into, 0)?;
+//! loop {
+//!     holder.poll()?;
+//!     if let Some(Incoming::ReadDone { result, .. }) = reader.poll()? {
+//!         assert_eq!(result, Ok(Landed::Served));
+//!         break;
+//!     }
+//! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -39,15 +61,31 @@
 //!   the caller's deadline and [`cancel`](lease_proto::transport::Control::cancel) end it. A peer that is gone fails it:
 //!   `Rejected` where nobody listens any more or no fabric is common to both, `PeerLost` where its death was noticed.
 //! - A connection carries notifications one way. The peer answers over one of its own, for which it needs this side's metadata.
-//! - A killed peer is reported within about the keepalive interval; a stopped one, or one behind a cut link, may never be.
+//! - A killed peer is reported within about the keepalive interval, over shared memory only once its parent has taken notice
+//!   (`waitpid`); a stopped one, one behind a cut link, or one that dies while it is being connected to over shared memory may never
+//!   be: the lease is the failure detector, and the caller's deadline.
 //! - Disconnecting sends what was accepted. A peer that had connected back loses that connection, and notices with its next
 //!   keepalive; the far end of the socket is open until then.
 //! - UCX trusts its peers: whoever may send metadata in a frame, or connect to this worker, can crash this process. Let only
 //!   processes of one owner do so.
 //!
+//! # Reads
+//! - Where a connection has an RDMA transport (`rc_*`, `dc_*`) reads are one-sided: the owner need not even run, and the lease is
+//!   proven by time or by its answer ([`Landed::OneSided`](lease_proto::transport::Landed)).
+//! - Elsewhere the owner serves them when it polls, in pieces of up to 1 MiB ([`Landed::Served`](lease_proto::transport::Landed)):
+//!   it checks the token against its [`permits`](UcxTransport::permits), the region and every range, and once the last byte is read
+//!   the token again. UCX would emulate one-sided reads there, without any check; that is off.
+//! - A read that is refused ends `Rejected` (no permit, or the region is gone) or `Invalid`; one whose peer is lost or
+//!   disconnected ends so, once nothing can write to its destination any more. A stopped peer's stays open.
+//! - [`register_fenced`](lease_proto::transport::Data::register_fenced) is proof (D): only with verbs, and with UCX's registration
+//!   cache off, since with it on a registration that ends revokes nothing. It costs a registration and its end for every lease (on
+//!   emulated RoCE 0.1 ms for 64 KiB and 1.2 ms for 16 MiB), and a reader that comes late loses its connection with all that is on it.
+//! - After each registration UCX is asked what it takes the memory for; another kind than it is is an error.
+//!
 //! # What is bounded
-//! Connections and attempts, notifications and bytes in flight to each peer, notifications and bytes not yet polled: see
-//! [`UcxConfig`]. Beyond a bound the caller gets `WouldBlock` or the senders are held back; nothing is dropped.
+//! Connections and attempts, notifications and bytes in flight to each peer, reads of each peer and their bytes under way, answers
+//! to peers' reads, notifications and bytes not yet polled: see [`UcxConfig`]. Beyond a bound the caller gets `WouldBlock`, or peers
+//! are held back; nothing is dropped.
 //!
 //! # Settings of UCX
 //! These are given to UCX unless the environment sets them otherwise:
@@ -57,6 +95,10 @@
 //! | `UCX_MM_ERROR_HANDLING` | `y` | else shared memory takes no connections that report a dead peer |
 //! | `UCX_KEEPALIVE_INTERVAL` | [`UcxConfig::keepalive`], 1 s | 20 s, UCX's own, are longer than many a lease |
 //! | `UCX_PROTO_EMULATION_ENABLE` | `n` | an emulated read with a wrong address kills the process that is read |
+//! | `UCX_RCACHE_ENABLE` | `n` | with the cache a registration that ends revokes nothing; with it the capability `fence` is off |
+//! | `UCX_IB_ASYNC_EVENTS` | `n` | a reader was seen to crash in UCX after a remote access error; verbs only |
+//! | `UCX_RC_VERBS_RETRY_COUNT` | `3` | 7, UCX's own, is for ever on some devices; verbs only |
+//! | `UCX_UD_VERBS_TIMEOUT` | `3s` | a dead peer's wire-up lane is given up after 30 s else; verbs only |
 //! | `UCX_HANDLE_ERRORS` | `none` | signals are the program's |
 //! | `UCX_WARN_UNUSED_ENV_VARS` | `n` | variables may be meant for another UCX, such as NIXL's |
 //! | `UCX_LOG_LEVEL` | `fatal` | UCX logs to standard output, which is the program's; failures come as errors and by `tracing` |
@@ -66,19 +108,45 @@
 //! process. What UCX reads when it is loaded can only be set for a new process: `UCX_LOG_FILE`, `UCX_ERROR_SIGNALS` (moot with
 //! `UCX_HANDLE_ERRORS=none`), and `UCX_DEBUG_SIGNO`: unless that is 0, SIGHUP raises UCX's log level instead of ending the process.
 //!
+//! On the engine's own worker (feature `borrowed-worker`, `UcxTransport::borrow`) all settings are the engine's; `examples/borrowed.rs`
+//! is a program that does it.
+//!
 //! # Building
-//! UCX 1.22 is compiled in, with cc and make and nothing else. No other UCX may be in the process: link this crate into no program
-//! that also loads NIXL.
+//! | how | what it has | what it needs |
+//! | --- | --- | --- |
+//! | default | UCX 1.22 compiled in: tcp, shared memory | cc and make |
+//! | feature `rdma` | verbs and rdmacm as well | libibverbs-dev and librdmacm-dev; says so if they are missing |
+//! | `UCX_DIR=/opt/ucx` | that shared UCX, 1.17 or later; CUDA if it has it | `LD_LIBRARY_PATH` or an rpath to find it at run time |
+//!
+//! [`UcxTransport::found`] tells which transports, devices and types of memory are there, and so does a log line at start. No other
+//! UCX may be in the process: link this crate into no program that also loads NIXL.
 #![deny(unsafe_code)]
 
 mod config;
+mod control;
+mod data;
 mod error;
+mod messages;
 mod metadata;
 mod peers;
+mod ranges;
+mod reads;
+#[cfg(feature = "tokio")]
+mod ready;
+mod regions;
 #[allow(unsafe_code)]
 mod sys;
+mod threaded;
 mod transport;
+mod wait;
 
 pub use config::UcxConfig;
 pub use error::UcxError;
-pub use transport::{LOOK, UcxTransport, available};
+pub use regions::{Region, Registrar};
+#[cfg(feature = "borrowed-worker")]
+pub use sys::EngineWorker;
+pub use threaded::UcxThread;
+pub use transport::{Found, UcxTransport, available};
+#[cfg(feature = "borrowed-worker")]
+pub use ucx_sys;
+pub use wait::LOOK;

@@ -1,11 +1,16 @@
 //! The connections, by a key that is never reused: slot and generation.
 
-use crate::sys::Endpoint;
+use lease_proto::id::Incarnation;
+
+use crate::{reads::Lane, sys::Endpoint};
 
 /// A connection and how far it is.
 pub(crate) struct Peer {
     pub(crate) endpoint: Endpoint,
     pub(crate) state: State,
+    /// The peer's life.
+    pub(crate) incarnation: Incarnation,
+    pub(crate) lane: Lane,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,12 +74,22 @@ impl Peers {
         slot.peer.as_mut().filter(|_| slot.generation == generation(key))
     }
 
+    pub(crate) fn connected_mut(&mut self, key: u64) -> Option<&mut Peer> {
+        self.get_mut(key).filter(|peer| peer.state == State::Connected)
+    }
+
     /// Takes a connection out; its key is stale from now on.
     pub(crate) fn remove(&mut self, key: u64) -> Option<Peer> {
         let slot = self.slots.get_mut(index(key) as usize)?;
         let peer = slot.peer.take_if(|_| slot.generation == generation(key))?;
         self.retire(index(key));
         Some(peer)
+    }
+
+    /// Closes all connections by force.
+    pub(crate) fn clear(&mut self) {
+        self.slots.clear();
+        self.free.clear();
     }
 
     /// The keys of all connections that are not closing.

@@ -1,37 +1,25 @@
-//! The transport: connections, notifications, and what comes in.
+//! The transport: how it starts, what it is made of, how it moves and how it ends.
 
-use std::{
-    collections::VecDeque,
-    hash::{BuildHasher as _, RandomState},
-    os::fd::BorrowedFd,
-    rc::Rc,
-    time::Instant,
-};
+use std::{collections::VecDeque, rc::Rc, sync::Arc, time::Instant};
 
 use lease_proto::{
-    frame::Frame,
-    time::Duration,
-    transport::{Capabilities, Control, DeadPeer, ErrorKind, Incoming, PeerId, Ticket},
+    permits::Permits,
+    transport::{Capabilities, DeadPeer, ErrorKind, Landed, PeerId, ReadId, Reads as WhoReads},
 };
-use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::{
     UcxConfig, UcxError,
-    config::{KEEPALIVE, set_by_operator},
-    metadata::{self, Address},
+    config::{KEEPALIVE, cache_is_on, set_by_operator},
+    messages::Reason,
+    metadata,
     peers::{Peer, Peers, State},
-    sys::{Context, Endpoint, Event, Limits, Status, Worker},
+    reads::Reads,
+    regions::{Regions, Registrar},
+    sys::{Context, Event, Limits, Served, Status, Worker, reads_by_itself},
+    wait::RETRY,
 };
 
-/// UCX looks at its clock in one of so many calls.
-const CALLS_PER_LOOK: u64 = 32;
-/// While something waits to be sent: nothing tells when a peer's queue in shared memory has room again.
-const RETRY: Duration = Duration::from_millis(1);
-/// How often a transport that waits for nothing wants to be polled all the same: its descriptor was seen to stay silent when a
-/// connection came in over tcp while there was no other.
-pub const LOOK: Duration = Duration::from_millis(20);
-
-/// Connections and notifications over UCX.
+/// Connections, notifications and reads over UCX.
 ///
 /// Belongs to the thread that made it, because UCX's worker does:
 ///
@@ -42,21 +30,39 @@ pub const LOOK: Duration = Duration::from_millis(20);
 ///
 /// Dropping it sends what was accepted for at most about [`UcxConfig::close_timeout`], then closes by force.
 pub struct UcxTransport {
-    config: UcxConfig,
-    capabilities: Capabilities,
-    resources: Vec<String>,
-    metadata: Vec<u8>,
-    worker: Rc<Worker>,
-    peers: Peers,
+    pub(crate) config: UcxConfig,
+    pub(crate) capabilities: Capabilities,
+    found: Found,
+    pub(crate) metadata: Vec<u8>,
+    permits: Permits,
+    pub(crate) registrar: Registrar,
+    pub(crate) worker: Rc<Worker>,
+    pub(crate) peers: Peers,
+    pub(crate) reads: Reads,
+    /// Connections that wait before they ask again, since an owner was too busy.
+    pub(crate) paused: VecDeque<u64>,
     /// Connections being closed and when that ends by force, oldest first. Some may be gone already.
-    closing: VecDeque<(u64, Instant)>,
-    inbox: VecDeque<Arrival>,
-    inbox_messages: usize,
-    inbox_bytes: usize,
+    pub(crate) closing: VecDeque<(u64, Instant)>,
+    /// Whether UCX had something to do when it was last asked.
+    pub(crate) moved: bool,
+    /// Since when what waits to be sent does not move, and sleeps in vain since then.
+    pub(crate) stuck: Option<Instant>,
+    pub(crate) looks: u32,
+    pub(crate) inbox: VecDeque<Arrival>,
+    pub(crate) inbox_messages: usize,
+    pub(crate) inbox_bytes: usize,
     /// The notification that the caller is looking at.
-    current: Vec<u8>,
-    /// Makes the numbers in pings, which a peer cannot guess for another's connection.
-    secret: RandomState,
+    pub(crate) current: Vec<u8>,
+}
+
+/// What UCX found on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Found {
+    /// The transports and devices, each as `transport/device`: `tcp/eth0`.
+    pub resources: Vec<String>,
+    /// The types of memory that UCX can tell apart: `host`, `cuda` and so on.
+    pub memory_types: Vec<&'static str>,
 }
 
 /// Whether this machine has any of the transports `tls`, named as in [`UcxConfig::tls`].
@@ -70,15 +76,16 @@ pub fn available(tls: &str) -> Result<(), UcxError> {
 }
 
 /// What waits to be polled.
-enum Arrival {
+pub(crate) enum Arrival {
     Message(Vec<u8>),
     Connected(u64),
     ConnectFailed(u64, ErrorKind),
     Lost(u64),
+    Read(ReadId, Result<Landed, ErrorKind>),
 }
 
 impl UcxTransport {
-    /// Starts UCX and a worker of its own, and logs which transports and devices it found.
+    /// Starts UCX and a worker of its own, and logs what it found.
     ///
     /// # Errors
     /// `Invalid` for a configuration that cannot work, `Unavailable` if none of the wanted transports is on this machine,
@@ -86,94 +93,117 @@ impl UcxTransport {
     pub fn new(config: UcxConfig) -> Result<Self, UcxError> {
         config.validate()?;
         let tls = config.tls.clone().or_else(|| std::env::var("UCX_TLS").ok()).unwrap_or_else(|| "all".to_owned());
-        let context = Context::new(&config.settings(set_by_operator), &tls)?;
-        let resources = context.resources();
-        let worker = Worker::new(context, Limits { message: config.max_notification, pongs: config.max_peers })?;
-        let metadata = metadata::encode(&worker.address()?);
-        tracing::info!(tls, ?resources, "ucx is ready");
-        let mut capabilities = Capabilities::notifications(config.max_notification);
-        // Over several rails a short notification may overtake a long one. UCX's own choice is one.
-        capabilities.ordered = !set_by_operator("MAX_EAGER_RAILS") && !set_by_operator("MAX_EAGER_LANES");
+        let context = Arc::new(Context::new(&config.settings(set_by_operator), &tls)?);
+        let mut transport = Self::start(config, context, Worker::new)?;
+        // What follows from settings of our own choice.
         if !set_by_operator(KEEPALIVE) {
-            capabilities.dead_peer = DeadPeer::Within(config.keepalive.saturating_mul(3));
+            transport.capabilities.dead_peer = DeadPeer::Within(transport.config.keepalive.saturating_mul(3));
         }
+        // With the cache, ending a registration revokes nothing.
+        transport.capabilities.fence = transport.registrar.one_sided && !cache_is_on();
+        transport.registrar.fence = transport.capabilities.fence;
+        Ok(transport)
+    }
+
+    pub(crate) fn start(
+        config: UcxConfig,
+        context: Arc<Context>,
+        work: impl FnOnce(&Arc<Context>, Limits, Served) -> Result<Rc<Worker>, UcxError>,
+    ) -> Result<Self, UcxError> {
+        let found = Found { resources: context.resources(), memory_types: context.memory_types() };
+        tracing::info!(resources = ?found.resources, memory_types = ?found.memory_types, "ucx is ready");
+        let (permits, regions) = (Permits::new(), Regions::default());
+        let served = Served { permits: permits.clone(), regions: regions.clone() };
+        let limits = Limits {
+            message: config.max_notification,
+            pongs: config.max_peers,
+            serving: config.max_serving,
+            refusing: config.max_peers.saturating_mul(config.max_reads),
+        };
+        let worker = work(&context, limits, served)?;
+        let metadata = metadata::encode(worker.ids(), &worker.address()?);
+        let capabilities = capabilities(&config, &found);
+        let one_sided = capabilities.reads == WhoReads::OneSided;
         Ok(Self {
+            registrar: Registrar { context, regions, one_sided, fence: false },
             capabilities,
-            resources,
+            found,
             metadata,
+            permits,
             worker,
             peers: Peers::new(config.max_peers),
+            reads: Reads::default(),
+            paused: VecDeque::new(),
             closing: VecDeque::new(),
+            moved: false,
+            stuck: None,
+            looks: 0,
             inbox: VecDeque::new(),
             inbox_messages: 0,
             inbox_bytes: 0,
             current: Vec::new(),
-            secret: RandomState::new(),
             config,
         })
     }
 
-    /// The transports and devices that UCX found, each as `transport/device`: `tcp/eth0`.
-    pub fn resources(&self) -> &[String] {
-        &self.resources
+    /// What UCX found on this machine.
+    pub fn found(&self) -> &Found {
+        &self.found
     }
 
-    /// The transports and devices that the connection to `peer` uses, as in [`UcxTransport::resources`]. Empty if it is not
-    /// connected.
+    /// The transports and devices that the connection to `peer` uses, as in [`Found::resources`]. Empty if it is not connected.
     pub fn peer_resources(&self, peer: PeerId) -> Vec<String> {
         self.connected(peer).map(|peer| peer.endpoint.resources()).unwrap_or_default()
     }
 
-    /// Messages that arrived and were dropped, because no peer with the same configuration sends such: over the limit, or by
-    /// rendezvous, or malformed pings. Grows with every one.
+    /// Messages that arrived and were dropped, because no peer with the same configuration sends such: over the limit, malformed,
+    /// or answers to what nobody has asked. Grows with every one.
     pub fn refused(&self) -> usize {
         self.worker.refused()
     }
 
-    /// A descriptor that becomes readable when [`Control::poll`] may have something. `None` if it may have something now: poll
-    /// until it has nothing, then arm again. Good for one wait; sleep no longer than [`Control::next_timeout`] says.
-    ///
-    /// # Errors
-    /// `BackendFailed`.
-    pub fn arm(&mut self) -> Result<Option<BorrowedFd<'_>>, UcxError> {
-        self.collect();
-        if !self.inbox.is_empty() || !self.worker.arm()? {
-            return Ok(None);
-        }
-        self.worker.event_fd().map(Some)
+    /// Whom this side serves reads. Give the holder's events to it: [`Permits::hear`].
+    pub fn permits(&self) -> Permits {
+        self.permits.clone()
     }
 
-    /// Sleeps until [`Control::poll`] may have something, or `timeout` has passed, or the transport has work of its own. For loops
-    /// with nothing else to do: a forward loop polls instead.
-    ///
-    /// # Errors
-    /// `BackendFailed`.
-    pub fn wait(&mut self, timeout: Duration) -> Result<(), UcxError> {
-        // Keepalive is left out: its timer is behind the descriptor.
-        let timeout = self.own_work().min(timeout);
-        let Some(fd) = self.arm()? else { return Ok(()) };
-        // Longer than the type can say is as good as for ever.
-        let timeout = Timespec::try_from(std::time::Duration::from(timeout)).ok();
-        match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(errno) => Err(UcxError::Wait(errno)),
-        }
+    /// Registers memory from any thread.
+    pub fn registrar(&self) -> Registrar {
+        self.registrar.clone()
     }
 
-    fn connected(&self, peer: PeerId) -> Option<&Peer> {
+    /// Only UCX's own progress, to measure the transport's against.
+    #[doc(hidden)]
+    pub fn bare_progress(&self) -> bool {
+        self.worker.progress()
+    }
+
+    pub(crate) fn connected(&self, peer: PeerId) -> Option<&Peer> {
         self.peers.get(peer.0).filter(|peer| peer.state == State::Connected)
     }
 
     /// Takes from the fabric what is there. Whether that was anything.
-    fn progress(&mut self) -> bool {
-        let moved = self.worker.progress();
+    #[inline]
+    pub(crate) fn progress(&mut self) -> bool {
+        self.moved = self.worker.progress();
+        // Most often there is nothing to do, and that should cost no more than asking UCX.
+        if self.moved || !self.worker.is_quiet() || !self.paused.is_empty() || !self.closing.is_empty() {
+            self.work();
+        }
+        self.moved
+    }
+
+    fn work(&mut self) {
+        if self.moved {
+            (self.stuck, self.looks) = (None, 0);
+        }
         self.collect();
+        self.resume();
         self.end_closing();
-        moved
     }
 
     /// Acts on what UCX's callbacks have left.
-    fn collect(&mut self) {
+    pub(crate) fn collect(&mut self) {
         while let Some(event) = self.worker.next_event() {
             match event {
                 Event::Message(bytes) => {
@@ -191,6 +221,17 @@ impl UcxTransport {
                     }
                 }
                 Event::Failed { key, status } => self.failed(key, status),
+                Event::Landed { read, bytes, result } => {
+                    let peer = self.reads.landed(read, result);
+                    self.came(read, peer, bytes);
+                }
+                Event::Refused { read, offset, bytes, reason } => {
+                    let peer = self.reads.refused(read, offset, bytes, reason);
+                    if reason == Reason::Busy {
+                        self.pause(peer);
+                    }
+                    self.came(read, peer, bytes);
+                }
                 Event::Flushed { key } => {
                     if self.peers.get(key).is_some_and(|peer| peer.state == State::Closing) {
                         self.peers.remove(key);
@@ -201,8 +242,9 @@ impl UcxTransport {
     }
 
     /// A connection is over. The caller hears of it once.
-    fn failed(&mut self, key: u64, status: Status) {
+    pub(crate) fn failed(&mut self, key: u64, status: Status) {
         let Some(peer) = self.peers.remove(key) else { return };
+        self.fail_reads(key, ErrorKind::PeerLost);
         tracing::debug!(peer = key, status = status.text(), "connection failed");
         match peer.state {
             State::Connecting { .. } => self.inbox.push_back(Arrival::ConnectFailed(key, status.kind())),
@@ -223,7 +265,8 @@ impl UcxTransport {
     }
 
     /// Lets a connection send the rest, then closes it.
-    fn close(&mut self, key: u64) {
+    pub(crate) fn close(&mut self, key: u64) {
+        self.fail_reads(key, ErrorKind::NotConnected);
         let Some(peer) = self.peers.get_mut(key) else { return };
         peer.state = State::Closing;
         peer.endpoint.flush();
@@ -232,140 +275,25 @@ impl UcxTransport {
     }
 
     /// Takes what `unwanted` says out of the inbox, never a message. Whether there was any.
-    fn forget(&mut self, unwanted: impl Fn(&Arrival) -> bool) -> bool {
+    pub(crate) fn forget(&mut self, unwanted: impl Fn(&Arrival) -> bool) -> bool {
         let before = self.inbox.len();
         self.inbox.retain(|arrival| !unwanted(arrival));
         self.inbox.len() < before
     }
 
-    fn inbox_is_full(&self) -> bool {
+    pub(crate) fn inbox_is_full(&self) -> bool {
         self.inbox_messages >= self.config.max_inbox_messages || self.inbox_bytes >= self.config.max_inbox_bytes
-    }
-
-    /// How long until this transport wants to be polled for its own sake, keepalive aside.
-    fn own_work(&self) -> Duration {
-        let retry = (self.worker.outstanding() > 0).then_some(RETRY);
-        let closing = self.closing.front().map(|(_, deadline)| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            Duration::try_from(left).unwrap_or(Duration::MAX)
-        });
-        retry.into_iter().chain(closing).fold(LOOK, Duration::min)
     }
 }
 
-impl Control for UcxTransport {
-    type Error = UcxError;
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-
-    fn local_metadata(&self) -> &[u8] {
-        &self.metadata
-    }
-
-    fn connect(&mut self, metadata: Frame<'_>) -> Result<Ticket, UcxError> {
-        let address = Address::decode(metadata)?;
-        let full = UcxError::TooManyPeers { max: self.config.max_peers };
-        // Attempts that failed count until the caller has heard of it.
-        if self.inbox.len() - self.inbox_messages >= self.config.max_peers {
-            return Err(full);
-        }
-        let (worker, secret) = (&self.worker, &self.secret);
-        let opened = self.peers.insert(|key| {
-            let nonce = secret.hash_one(key);
-            let endpoint = Endpoint::create(worker, address, key)?;
-            endpoint.ping(nonce)?;
-            Ok(Peer { endpoint, state: State::Connecting { nonce } })
-        });
-        let (key, result) = opened.ok_or(full)?;
-        if let Err(status) = result {
-            let status: Status = status;
-            tracing::debug!(ticket = key, status = status.text(), "connection failed");
-            self.inbox.push_back(Arrival::ConnectFailed(key, status.kind()));
-        }
-        Ok(Ticket(key))
-    }
-
-    fn cancel(&mut self, Ticket(ticket): Ticket) {
-        if self.peers.get(ticket).is_some_and(|peer| matches!(peer.state, State::Connecting { .. })) {
-            self.peers.remove(ticket);
-        } else if self
-            .forget(|arrival| matches!(arrival, Arrival::Connected(key) | Arrival::ConnectFailed(key, _) if *key == ticket))
-        {
-            self.disconnect(PeerId(ticket));
-        }
-    }
-
-    fn notify(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), UcxError> {
-        let max = self.config.max_notification;
-        if bytes.len() > max {
-            return Err(UcxError::TooLarge { got: bytes.len(), max });
-        }
-        let endpoint = &self.connected(peer).ok_or(UcxError::NotConnected)?.endpoint;
-        let (ops, in_flight) = endpoint.in_flight();
-        let too_many_bytes = in_flight.saturating_add(bytes.len()) > self.config.max_in_flight_bytes;
-        if ops >= self.config.max_in_flight_ops || (ops > 0 && too_many_bytes) {
-            return Err(UcxError::InFlight { ops, bytes: in_flight });
-        }
-        endpoint.notify(bytes).map_err(|status| {
-            if status.kind() == ErrorKind::BackendFailed {
-                return UcxError::Backend { call: "ucp_am_send_nbx", status: status.text() };
-            }
-            self.failed(peer.0, status);
-            UcxError::PeerLost { status: status.text() }
-        })
-    }
-
-    fn poll(&mut self) -> Result<Option<Incoming<'_>>, UcxError> {
-        // What is here is handed over before more is taken: the bound of the inbox, and the peers are held back.
-        if self.inbox.is_empty() {
-            self.progress();
-        }
-        let Some(arrival) = self.inbox.pop_front() else { return Ok(None) };
-        Ok(Some(match arrival {
-            Arrival::Message(bytes) => {
-                self.inbox_messages -= 1;
-                self.inbox_bytes -= bytes.len();
-                self.worker.recycle(std::mem::replace(&mut self.current, bytes));
-                // UCX can tell the endpoint to answer on only from a number that the sender writes, so it does not count.
-                Incoming::Notification { from: None, bytes: &self.current }
-            }
-            Arrival::Connected(key) => Incoming::Connected { ticket: Ticket(key), peer: PeerId(key) },
-            Arrival::ConnectFailed(key, kind) => Incoming::ConnectFailed { ticket: Ticket(key), kind },
-            Arrival::Lost(key) => Incoming::PeerLost { peer: PeerId(key) },
-        }))
-    }
-
-    fn flush(&mut self, budget: Duration) -> Result<(), UcxError> {
-        let (started, budget) = (Instant::now(), budget.into());
-        // As soon as nothing moves, only a peer could help.
-        while self.worker.outstanding() > 0 && !self.inbox_is_full() && self.progress() && started.elapsed() < budget {}
-        Ok(())
-    }
-
-    fn in_flight(&self, peer: PeerId) -> usize {
-        self.connected(peer).map_or(0, |peer| peer.endpoint.in_flight().0)
-    }
-
-    fn disconnect(&mut self, peer: PeerId) {
-        self.forget(|arrival| matches!(arrival, Arrival::Lost(key) if *key == peer.0));
-        if self.connected(peer).is_some() {
-            self.close(peer.0);
-        }
-    }
-
-    /// # Errors
-    /// Always `Unsupported`: UCX wakes by a file descriptor. See [`UcxTransport::arm`] and [`UcxTransport::wait`].
-    fn register_waker(&mut self, _waker: &std::task::Waker) -> Result<(), UcxError> {
-        Err(UcxError::Waker)
-    }
-
-    fn next_timeout(&self) -> Option<Duration> {
-        let arrived = (!self.inbox.is_empty()).then_some(Duration::ZERO);
-        let keepalive = (!self.peers.is_empty()).then(|| self.config.keepalive.scale(1, CALLS_PER_LOOK));
-        arrived.into_iter().chain(keepalive).chain([self.own_work()]).min()
-    }
+/// What holds whoever made the worker.
+fn capabilities(config: &UcxConfig, found: &Found) -> Capabilities {
+    let mut capabilities = Capabilities::notifications(config.max_notification);
+    // Over several rails a short notification may overtake a long one. UCX's own choice is one.
+    capabilities.ordered = !set_by_operator("MAX_EAGER_RAILS") && !set_by_operator("MAX_EAGER_LANES");
+    let one_sided = found.resources.iter().any(|resource| reads_by_itself(resource));
+    capabilities.reads = if one_sided { WhoReads::OneSided } else { WhoReads::OwnerServed };
+    capabilities
 }
 
 impl Drop for UcxTransport {
@@ -384,6 +312,10 @@ impl Drop for UcxTransport {
                 break;
             }
         }
-        // What is left is closed by force, endpoint by endpoint; the worker goes with the last, and the context with the worker.
+        // What is left is closed by force, and what touches memory for reads is waited for; the worker goes with the last that
+        // needs it, and the context with the worker.
+        self.peers.clear();
+        self.worker.drain(self.config.close_timeout.into());
+        self.reads.clear();
     }
 }

@@ -27,9 +27,9 @@ on_every_lane!(
 
 fn a_connection_uses_the_wanted_fabric_and_no_other(lane: &str) {
     let (from, _to, peer) = pair(lane);
-    let wanted: &[&str] = if lane == "tcp" { &["tcp/"] } else { &["posix/", "sysv/"] };
-    let all = [from.resources(), &from.peer_resources(peer)].concat();
-    assert!(!from.resources().is_empty() && !from.peer_resources(peer).is_empty());
+    let wanted: &[&str] = if lane == "tcp" { &["tcp/"] } else { &["posix/", "sysv/", "cma/"] };
+    let all = [&from.found().resources[..], &from.peer_resources(peer)].concat();
+    assert!(!from.found().resources.is_empty() && !from.peer_resources(peer).is_empty());
     assert!(all.iter().all(|resource| wanted.iter().any(|wanted| resource.starts_with(wanted))), "{all:?}");
 }
 

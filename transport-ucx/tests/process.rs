@@ -2,18 +2,13 @@
 
 mod common;
 
-use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    process::{Child, ChildStdin, Command, Stdio},
-};
-
-use common::{Got, config, framed, next, poll, transport};
+use common::{Got, LANE, Process, config, framed, hex, next, poll, transport, unhex};
 use lease_proto::{
     frame::Frame,
     time::Duration,
     transport::{Control as _, DeadPeer, Error as _, ErrorKind, PeerId},
 };
-use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::process::Signal;
 use transport_ucx::{LOOK, UcxConfig, UcxTransport};
 
 on_every_lane!(
@@ -25,9 +20,6 @@ on_every_lane!(
     a_peer_that_restarts_gets_a_new_connection,
     a_peer_that_leaves_is_not_waited_for,
 );
-
-/// Tells the peer process, which runs only [`a_peer_for_the_others`], its lane.
-const LANE: &str = "KVLEASE_UCX_TEST_PEER";
 
 /// Not a test of its own: answers every notification with the same, until its input ends.
 #[test]
@@ -47,7 +39,7 @@ fn a_peer_for_the_others() {
                 transport.notify(back.unwrap(), &bytes).unwrap();
             }
             // The other process is gone, and so is what this one is for.
-            Got::Lost(_) | Got::ConnectFailed(..) => return,
+            Got::Lost(_) | Got::ConnectFailed(..) | Got::Read(..) => return,
         }
     }
 }
@@ -145,32 +137,11 @@ fn echo(transport: &mut UcxTransport, peer: PeerId, bytes: &[u8]) {
     assert!(got == Got::Message(bytes.to_vec()));
 }
 
-/// A peer process; killed at the end.
-struct Process {
-    child: Child,
-    stdin: ChildStdin,
-    metadata: Vec<u8>,
-}
-
 impl Process {
-    fn start(lane: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["a_peer_for_the_others", "--exact", "--nocapture", "--test-threads=1"])
-            .env(LANE, lane)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut lines = BufReader::new(stdout).lines().map(Result::unwrap);
-        let metadata = lines.find_map(|line| line.strip_prefix("metadata ").map(unhex)).unwrap();
-        Self { child, stdin, metadata }
-    }
-
     /// A peer that is connected in both directions.
     fn connected(lane: &str, transport: &mut UcxTransport) -> (Self, PeerId) {
         let mut process = Self::start(lane);
-        writeln!(process.stdin, "{}", hex(transport.local_metadata())).unwrap();
+        process.tell(&hex(transport.local_metadata()));
         let metadata = framed(&process.metadata);
         let ticket = transport.connect(Frame::decode(&metadata).unwrap()).unwrap();
         loop {
@@ -180,37 +151,4 @@ impl Process {
             }
         }
     }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    /// Returns once it has stopped.
-    fn stop(&self) {
-        self.signal(Signal::STOP);
-        rustix::process::waitpid(Some(self.pid()), WaitOptions::UNTRACED).unwrap();
-    }
-
-    fn signal(&self, signal: Signal) {
-        rustix::process::kill_process(self.pid(), signal).unwrap();
-    }
-
-    fn pid(&self) -> Pid {
-        Pid::from_child(&self.child)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }

@@ -5,6 +5,7 @@
 //! Everything is built in the ONE release profile, so that the vendored UCX is compiled once per checkout. Runs that set
 //! compiler flags or have a workspace of their own (loom, fuzz, no_std) keep UCX out of their graph and build beside it.
 
+mod bench;
 mod setup;
 mod steps;
 
@@ -43,6 +44,14 @@ enum Chore {
         name: Option<String>,
         /// Passed on to the test binaries, such as `-- --nocapture`
         #[arg(last = true)]
+        args: Vec<String>,
+    },
+    /// Sets up what is missing, fetches ucx_perftest, builds the suite and measures against it
+    Bench {
+        #[command(flatten)]
+        setup: Setup,
+        /// Passed on to `kvlease bench ucx`; see them with `cargo xtask bench -- --help`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
     /// Checks format, lints, docs and dependencies; every warning is an error
@@ -112,6 +121,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().chore {
         Chore::Certify { setup, args } => certify(&setup, &args),
         Chore::Test { setup, name, args } => test(&setup, name.as_deref(), &args),
+        Chore::Bench { setup, args } => bench::bench(&setup, &args),
         Chore::Check { setup } => check(&setup),
         Chore::Loom => loom(),
         Chore::Broken => broken(),
@@ -160,7 +170,7 @@ fn certify(setup: &Setup, args: &[String]) -> Result<(), Stop> {
 fn test(setup: &Setup, name: Option<&str>, args: &[String]) -> Result<(), Stop> {
     set_up(setup)?;
     for (what, line) in [
-        ("tests", "test --release --workspace --features conformance/cli"),
+        ("tests", "test --release --workspace --features conformance/cli,transport-ucx/borrowed-worker,transport-ucx/tokio"),
         // Alone, so that no other crate turns on what it needs and does not ask for.
         ("tests of lease-proto, alone with std", "test --release -p lease-proto --features std"),
     ] {
@@ -181,13 +191,17 @@ fn check(setup: &Setup) -> Result<(), Stop> {
     set_up(setup)?;
     Step::cargo("format", "fmt --all --check").run()?;
     for (what, line) in [
-        ("lints", "clippy --release --workspace --all-targets"),
+        ("lints", "clippy --release --workspace --all-targets --features transport-ucx/borrowed-worker,transport-ucx/tokio"),
+        ("lints of transport-ucx without features", "clippy --release -p transport-ucx --all-targets"),
         ("lints of lease-proto without features", "clippy --release -p lease-proto"),
         ("lints of the suite with its binaries", "clippy --release --all-targets -p conformance --features cli"),
     ] {
         Step::cargo(what, line).args(["--", "-D", "warnings"]).run()?;
     }
-    let docs = Step::cargo("docs", "doc --release --workspace --no-deps --features conformance/cli");
+    let docs = Step::cargo(
+        "docs",
+        "doc --release --workspace --no-deps --features conformance/cli,transport-ucx/borrowed-worker,transport-ucx/tokio",
+    );
     docs.with("RUSTDOCFLAGS", "-D warnings").run()?;
     no_ucx()?;
     no_std()

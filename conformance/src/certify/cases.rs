@@ -1,9 +1,12 @@
 //! The cases: each an id, a requirement in one line, and what shows it.
 
 mod connect;
+mod drive;
 mod fault;
 mod lease;
 mod notify;
+mod partition;
+mod read;
 
 use lease_proto::{
     time::{Duration, Instant},
@@ -36,7 +39,8 @@ impl Case {
 
 /// All cases, in the order in which they are best read.
 pub fn all() -> Vec<Case> {
-    [notify::CASES, connect::CASES, lease::CASES, fault::CASES].concat()
+    let reads = read::cases();
+    [notify::CASES, connect::CASES, &reads, lease::CASES, drive::CASES, fault::CASES, partition::CASES].concat()
 }
 
 /// A holder and a reader that speak this wire.
@@ -81,6 +85,11 @@ fn last_promise(bench: &Bench, holder: NodeId, request: &str) -> Result<Instant,
 /// The end of a lease by time: at the first poll at or after its last promised expiry, by the holder's own stamps.
 fn expired(bench: &mut Bench, holder: NodeId, request: &str, reason: &str) -> Result<Value, Trouble> {
     let freed = bench.wait(holder, "freed", |event| event["request"] == request)?;
+    at_expiry(bench, holder, request, reason, freed)
+}
+
+/// See [`expired`].
+fn at_expiry(bench: &Bench, holder: NodeId, request: &str, reason: &str, freed: Value) -> Result<Value, Trouble> {
     ensure(freed["reason"] == reason, || format!("expected it to end as {reason}: {freed}"))?;
     let promised = last_promise(bench, holder, request)?;
     let (expires, now, before) = (time(&freed, "expires")?, time(&freed, "now")?, time(&freed, "previous_poll")?);
@@ -90,10 +99,11 @@ fn expired(bench: &mut Bench, holder: NodeId, request: &str, reason: &str) -> Re
     Ok(freed)
 }
 
-/// Reads a request that stands, and expects this verdict.
+/// Reads a request that stands, every byte as it was written, and expects this verdict.
 fn read(bench: &mut Bench, reader: NodeId, request: &str, verdict: &str) -> Result<(), Trouble> {
     bench.tell(reader, Command::Read { request: request.to_owned() })?;
-    bench.tell(reader, Command::ReadEnded { request: request.to_owned(), outcome: crate::engine::Outcome::OneSided })?;
+    let landed = bench.wait(reader, "read_landed", |event| event["request"] == request)?;
+    ensure(landed["matches"] == true, || format!("expected every byte as it was written: {landed}"))?;
     let done = bench.wait(reader, "read_done", |event| event["request"] == request)?;
     ensure(done["verdict"] == verdict, || format!("expected {verdict}: {done}"))
 }

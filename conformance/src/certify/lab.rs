@@ -28,6 +28,19 @@ pub struct Spec {
     pub wire: Wire,
     /// Only the transport, without the protocol.
     pub raw: bool,
+    /// How its transport is driven, where not as usual: `borrowed`, on a worker of the engine's, or `thread`, by one of its own.
+    pub way: Option<&'static str>,
+    /// On which side of a link that can be cut; `None` where none will be.
+    pub side: Option<Side>,
+}
+
+/// A side of the link that can be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// This one.
+    Near,
+    /// The other one.
+    Far,
 }
 
 /// What can be done to a node's process.
@@ -57,7 +70,7 @@ pub trait Lab {
     /// Starts a node.
     ///
     /// # Errors
-    /// `Skip` where the transport is not on this machine.
+    /// `Skip` where the transport is not on this machine, or no link between two sides can be made.
     fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble>;
 
     /// Tells a node what to do; the inner error is the node's.
@@ -77,6 +90,12 @@ pub trait Lab {
     /// # Errors
     /// `Harness` if it cannot be done.
     fn signal(&mut self, node: NodeId, signal: Signal) -> Result<(), Trouble>;
+
+    /// Cuts the link between the two sides, or heals it.
+    ///
+    /// # Errors
+    /// `Harness` if it cannot be done, as where no node is on a side.
+    fn cut(&mut self, cut: bool) -> Result<(), Trouble>;
 }
 
 /// A lab with a memory: what cases are written against.
@@ -92,15 +111,29 @@ impl Bench {
     }
 
     pub(super) fn node(&mut self, name: &'static str, wire: Wire) -> Result<NodeId, Trouble> {
-        self.lab.start(&Spec { name, wire, raw: false })
+        self.lab.start(&Spec { name, wire, raw: false, way: None, side: None })
+    }
+
+    /// A node on a side of the link that can be cut.
+    pub(super) fn node_on(&mut self, side: Side, name: &'static str, wire: Wire) -> Result<NodeId, Trouble> {
+        self.lab.start(&Spec { name, wire, raw: false, way: None, side: Some(side) })
+    }
+
+    /// A node whose transport is driven in another way than usual.
+    pub(super) fn driven(&mut self, name: &'static str, way: &'static str) -> Result<NodeId, Trouble> {
+        self.lab.start(&Spec { name, wire: Wire::Native, raw: false, way: Some(way), side: None })
     }
 
     pub(super) fn raw(&mut self, name: &'static str) -> Result<NodeId, Trouble> {
-        self.lab.start(&Spec { name, wire: Wire::Native, raw: true })
+        self.lab.start(&Spec { name, wire: Wire::Native, raw: true, way: None, side: None })
     }
 
     pub(super) fn signal(&mut self, node: NodeId, signal: Signal) -> Result<(), Trouble> {
         self.lab.signal(node, signal)
+    }
+
+    pub(super) fn cut(&mut self, cut: bool) -> Result<(), Trouble> {
+        self.lab.cut(cut)
     }
 
     /// Tells a node what to do and expects that it does it.
@@ -136,9 +169,22 @@ impl Bench {
     pub(super) fn next(&mut self, node: NodeId, within: Duration) -> Result<Option<Value>, Trouble> {
         let next = self.lab.next_event(node, within)?;
         if let Some(event) = &next {
+            self.lawful(node, event)?;
             self.seen.entry(node).or_default().push(event.clone());
         }
         Ok(next)
+    }
+
+    /// Whatever a case is about: no stale read is called valid (law 4).
+    fn lawful(&self, node: NodeId, event: &Value) -> Result<(), Trouble> {
+        let called_valid = event["event"] == "read_done" && event["verdict"] == "valid";
+        let request = event["request"].as_str().unwrap_or_default();
+        match self.seen(node, "read_landed", request).last() {
+            Some(landed) if called_valid => {
+                ensure(landed["matches"] == true, || format!("a stale read was called valid: {event} of {landed}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// All events that have been looked at.

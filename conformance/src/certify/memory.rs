@@ -1,42 +1,75 @@
 //! The lab on the loopback fabric: engines in this process, on virtual time. Nothing sleeps.
 
-use lease_proto::{config::Config, time::Duration};
+use gpu_mem::Memory;
+use lease_proto::{config::Config, permits::Permits, time::Duration, transport::Data};
 use serde_json::Value;
 
-use super::lab::{LEASE, Lab, NodeId, Signal, Spec, Trouble};
+use super::lab::{LEASE, Lab, NodeId, Side, Signal, Spec, Trouble};
 use crate::{
     engine::{Command, Engine, Setup},
-    loopback::{Fabric, Loopback},
+    loopback::{EndpointId, Fabric, Fault, Link, Loopback},
 };
 
 /// Turns that may pass without an event that somebody waits for: a timer that is always due would go on for ever.
 const TURNS: usize = 1_000_000;
 
-/// Engines on one fabric.
-pub struct MemoryLab {
+/// Engines on one fabric, each over an endpoint or over something around one.
+pub struct MemoryLab<T: Data<Memory = Memory> = Loopback> {
     fabric: Fabric,
-    nodes: Vec<Node>,
+    open: fn(&Fabric) -> (T, Permits),
+    nodes: Vec<Node<T>>,
 }
 
-struct Node {
-    engine: Option<Engine<Loopback>>,
+struct Node<T: Data<Memory = Memory>> {
+    engine: Option<Engine<T>>,
+    endpoint: EndpointId,
+    side: Option<Side>,
     stopped: bool,
 }
 
 impl MemoryLab {
-    /// A lab whose fabric and nodes draw from this seed.
+    /// A lab whose fabric and nodes draw from this seed. Reads are one-sided.
     pub fn new(seed: u64) -> Self {
-        Self { fabric: Fabric::new(seed), nodes: Vec::new() }
+        Self::with(seed, |fabric| with_permits(fabric.endpoint()))
     }
 
-    fn engine(&mut self, node: NodeId) -> Result<&mut Engine<Loopback>, Trouble> {
-        let gone = || Trouble::Failed("the node is dead".into());
-        self.nodes.get_mut(node.0).and_then(|node| node.engine.as_mut()).ok_or_else(gone)
+    /// The same where owners serve reads.
+    pub fn served(seed: u64) -> Self {
+        Self::with(seed, |fabric| with_permits(fabric.endpoint_served()))
     }
 }
 
-impl Lab for MemoryLab {
+fn with_permits(endpoint: Loopback) -> (Loopback, Permits) {
+    let permits = endpoint.permits();
+    (endpoint, permits)
+}
+
+impl<T: Data<Memory = Memory> + AsRef<Loopback>> MemoryLab<T> {
+    /// A lab over whatever `open` makes, with the permits that its engine keeps.
+    pub fn with(seed: u64, open: fn(&Fabric) -> (T, Permits)) -> Self {
+        Self { fabric: Fabric::new(seed), open, nodes: Vec::new() }
+    }
+
+    fn node(&mut self, node: NodeId) -> Result<&mut Node<T>, Trouble> {
+        self.nodes.get_mut(node.0).ok_or_else(|| Trouble::Harness("no such node".into()))
+    }
+
+    fn engine(&mut self, node: NodeId) -> Result<&mut Engine<T>, Trouble> {
+        self.node(node)?.engine.as_mut().ok_or_else(|| Trouble::Failed("the node is dead".into()))
+    }
+
+    /// Whether something has arrived at a node that runs.
+    fn anybody_has_mail(&mut self) -> bool {
+        let mut running = self.nodes.iter_mut().filter(|node| !node.stopped).filter_map(|node| node.engine.as_mut());
+        running.any(|engine| engine.transport().as_ref().has_mail())
+    }
+}
+
+impl<T: Data<Memory = Memory> + AsRef<Loopback>> Lab for MemoryLab<T> {
     fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble> {
+        if spec.way.is_some() {
+            return Err(Trouble::Skip("this transport is driven in one way only".into()));
+        }
         let number = self.nodes.len() as u64 + 1;
         let lease = LEASE.parse().map_err(|error: lease_proto::time::TimeError| Trouble::Harness(error.to_string()))?;
         let setup = Setup {
@@ -48,9 +81,11 @@ impl Lab for MemoryLab {
             incarnation: number,
             raw: spec.raw,
         };
-        let fabric = self.fabric.clone();
-        let engine = Engine::new(self.fabric.endpoint(), Box::new(move || fabric.now()), setup);
-        self.nodes.push(Node { engine: Some(engine.map_err(|error| Trouble::Harness(error.to_string()))?), stopped: false });
+        let (fabric, (transport, permits)) = (self.fabric.clone(), (self.open)(&self.fabric));
+        let endpoint = transport.as_ref().id();
+        let engine = Engine::new(transport, permits, Box::new(move || fabric.now()), setup);
+        let engine = Some(engine.map_err(|error| Trouble::Harness(error.to_string()))?);
+        self.nodes.push(Node { engine, endpoint, side: spec.side, stopped: false });
         Ok(NodeId(self.nodes.len() - 1))
     }
 
@@ -89,10 +124,9 @@ impl Lab for MemoryLab {
     }
 
     fn signal(&mut self, node: NodeId, signal: Signal) -> Result<(), Trouble> {
-        let node = self.nodes.get_mut(node.0).ok_or_else(|| Trouble::Harness("no such node".into()))?;
-        if let Some(engine) = &mut node.engine {
-            self.fabric.stop(engine.transport().id(), signal == Signal::Stop);
-        }
+        let endpoint = self.node(node)?.endpoint;
+        self.fabric.stop(endpoint, signal == Signal::Stop);
+        let node = self.node(node)?;
         match signal {
             Signal::Kill => node.engine = None,
             Signal::Stop => node.stopped = true,
@@ -100,11 +134,16 @@ impl Lab for MemoryLab {
         }
         Ok(())
     }
-}
 
-impl MemoryLab {
-    /// Whether something has arrived at a node that runs.
-    fn anybody_has_mail(&self) -> bool {
-        self.nodes.iter().filter(|node| !node.stopped).filter_map(|node| node.engine.as_ref()).any(Engine::has_mail)
+    fn cut(&mut self, cut: bool) -> Result<(), Trouble> {
+        let on = |side| self.nodes.iter().filter(move |node| node.side == Some(side)).map(|node| node.endpoint);
+        for near in on(Side::Near) {
+            for far in on(Side::Far) {
+                for (from, to) in [(near, far), (far, near)] {
+                    self.fabric.fault(Link { from, to }, Fault { cut, ..Fault::default() });
+                }
+            }
+        }
+        Ok(())
     }
 }

@@ -12,7 +12,10 @@ use lease_proto::time::Duration;
 use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::Value;
 
-use super::lab::{LEASE, Lab, NodeId, PATIENCE, Signal, Spec, Trouble};
+use super::{
+    lab::{LEASE, Lab, NodeId, PATIENCE, Side, Signal, Spec, Trouble},
+    network::Network,
+};
 use crate::engine::Command;
 
 /// Lines that a library may write before its node is ready.
@@ -23,6 +26,8 @@ pub struct ProcessLab {
     executable: PathBuf,
     lane: String,
     nodes: Vec<Node>,
+    /// After the nodes, which are in it.
+    network: Option<Network>,
 }
 
 struct Node {
@@ -38,7 +43,22 @@ struct Node {
 impl ProcessLab {
     /// A lab that starts this executable with this lane of its transport.
     pub fn new(executable: PathBuf, lane: &str) -> Self {
-        Self { executable, lane: lane.to_owned(), nodes: Vec::new() }
+        Self { executable, lane: lane.to_owned(), nodes: Vec::new(), network: None }
+    }
+
+    /// What starts the executable, on a side of a link that can be cut if it is to be on one.
+    fn process(&mut self, side: Option<Side>) -> Result<Process, Trouble> {
+        let Some(side) = side else { return Ok(Process::new(&self.executable)) };
+        if self.lane == "shm" {
+            return Err(Trouble::Skip("no network to cut".into()));
+        }
+        let network = match self.network.take() {
+            Some(network) => network,
+            None => Network::new()?,
+        };
+        let mut process = self.network.insert(network).inside(side);
+        process.arg(&self.executable);
+        Ok(process)
     }
 
     fn node(&mut self, node: NodeId) -> Result<&mut Node, Trouble> {
@@ -48,10 +68,13 @@ impl ProcessLab {
 
 impl Lab for ProcessLab {
     fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble> {
-        let mut process = Process::new(&self.executable);
+        let mut process = self.process(spec.side)?;
         process.args(["agent", "--name", spec.name, "--wire", &spec.wire.to_string(), "--lease", LEASE, "--lane", &self.lane]);
         if spec.raw {
             process.arg("--raw");
+        }
+        if let Some(way) = spec.way {
+            process.args(["--way", way]);
         }
         // UCX takes SIGHUP as soon as it is loaded, unless told otherwise before.
         process.env("UCX_DEBUG_SIGNO", "0").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -126,6 +149,10 @@ impl Lab for ProcessLab {
                 node.child.wait().map(|_| ()).map_err(broken)
             }
         }
+    }
+
+    fn cut(&mut self, cut: bool) -> Result<(), Trouble> {
+        self.network.as_ref().ok_or_else(|| Trouble::Harness("no node is on a side of a link".into()))?.cut(cut)
     }
 }
 

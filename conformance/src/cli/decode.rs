@@ -8,15 +8,16 @@ use std::{
 };
 
 use clap::Args;
+use gpu_mem::Memory;
 use lease_proto::{
     time::{Duration, Instant},
-    transport::Control,
+    transport::Data,
     wire::Wire,
 };
 use serde_json::Value;
 
 use super::{RoleArgs, shown, warn};
-use crate::engine::{Arm, Command, Engine, EngineError, LONGEST_SLEEP, Outcome, params_request, say};
+use crate::engine::{Arm, Command, Engine, EngineError, LONGEST_SLEEP, params_request, say};
 
 /// Largest parameter file.
 const LARGEST: u64 = 64 << 20;
@@ -95,7 +96,12 @@ pub enum Ended {
 ///
 /// # Errors
 /// Parameters that cannot be tracked, a transport that broke, a closed standard output.
-pub fn decode<T: Control>(mut engine: Engine<T>, arm: Arm<T>, args: &DecodeArgs, params: &[Value]) -> Result<Ended, EngineError> {
+pub fn decode<T: Data<Memory = Memory>>(
+    mut engine: Engine<T>,
+    arm: Arm<T>,
+    args: &DecodeArgs,
+    params: &[Value],
+) -> Result<Ended, EngineError> {
     let closed = |error: std::io::Error| EngineError::Invalid(format!("cannot write to standard output: {error}"));
     let mut requests = Requests::new(&mut engine, args, params)?;
     warn(&engine);
@@ -106,12 +112,8 @@ pub fn decode<T: Control>(mut engine: Engine<T>, arm: Arm<T>, args: &DecodeArgs,
             requests.heard(&event, engine.now());
         }
         for request in requests.due(engine.now()) {
-            // Nothing was written into blocks here, so there is nothing to move: the read is over as soon as it began.
             match engine.execute(Command::Read { request: request.clone() }) {
-                Ok(_) => {
-                    requests.waiting.remove(&request);
-                    engine.execute(Command::ReadEnded { request, outcome: Outcome::OneSided })?;
-                }
+                Ok(_) => drop(requests.waiting.remove(&request)),
                 Err(_) => requests.stands(&request, false), // its promise has lapsed since, or it is lost
             }
         }
@@ -147,7 +149,7 @@ struct Waiting {
 }
 
 impl Requests {
-    fn new<T: Control>(engine: &mut Engine<T>, args: &DecodeArgs, params: &[Value]) -> Result<Self, EngineError> {
+    fn new<T: Data<Memory = Memory>>(engine: &mut Engine<T>, args: &DecodeArgs, params: &[Value]) -> Result<Self, EngineError> {
         let start = engine.now();
         let (mut waiting, mut gone) = (BTreeMap::new(), BTreeMap::new());
         for params in params {
@@ -175,6 +177,7 @@ impl Requests {
                 self.waiting.values_mut().filter(|waiting| waiting.peer == peer).for_each(|waiting| waiting.stands = true);
             }
             "lost" => self.miss(request, &event["why"]),
+            "read_landed" if event["matches"] == false => self.miss(request, &"wrong_bytes".into()),
             "read_done" if event["verdict"] == self.hoped() => {}
             "read_done" => self.miss(request, &event["verdict"]),
             _ => {}
@@ -229,7 +232,7 @@ impl Requests {
         holds.chain(patience).min().map(|due| due.saturating_since(now))
     }
 
-    fn ended<T: Control>(&self, engine: &mut Engine<T>) -> Result<Ended, EngineError> {
+    fn ended<T: Data<Memory = Memory>>(&self, engine: &mut Engine<T>) -> Result<Ended, EngineError> {
         const SHOWN: usize = 5;
         if self.missed.is_empty() {
             return Ok(Ended::Read);

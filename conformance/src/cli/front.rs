@@ -11,6 +11,7 @@ use clap::{Parser, Subcommand};
 
 use super::{
     TransportName,
+    bench::{BenchArgs, bench},
     certify::{CertifyArgs, certify},
     complain,
     decode::DecodeArgs,
@@ -43,6 +44,10 @@ enum Role {
     /// Exits with 0 if something passed and nothing failed, 1 if something failed, 2 if there is no verdict, as about a transport that
     /// was named and is not here.
     Certify(CertifyArgs),
+    /// Measure a transport against its own library's benchmark, in pairs of runs, and tell the ratios
+    ///
+    /// Targets stand beside the ratios and are no exit status. Exits with 0 if all was measured, 2 if not.
+    Bench(BenchArgs),
     /// Replay traces: what engines told each other and when, run by the real protocol code on virtual time
     ///
     /// Prints one JSON object a line, the same for the same file. Exits with 0 if all held, 1 if a law was broken or an expectation
@@ -71,6 +76,7 @@ pub fn main() -> ExitCode {
         Role::Prefill(args) => become_peer(&args.role.transport),
         Role::Decode(args) => become_peer(&args.role.transport),
         Role::Certify(args) => certify(&args),
+        Role::Bench(args) => bench(&args),
         Role::Replay(args) => replay(&args),
         Role::Simulate(args) => simulate(&args),
         Role::Inspect(args) => inspect(&args),

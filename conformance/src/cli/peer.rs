@@ -3,11 +3,13 @@
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use gpu_mem::Memory;
 use lease_proto::{
     clock::SystemClock,
     config::Config,
+    permits::Permits,
     time::Duration,
-    transport::{Control, ErrorKind},
+    transport::{Data, ErrorKind},
     wire::Wire,
 };
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -20,7 +22,10 @@ use super::{
     prefill::{PrefillArgs, prefill},
     remark,
 };
-use crate::engine::{Arm, Engine, EngineError, Setup, params_extension, say, serve, transport_error};
+use crate::{
+    bench::node::{self, Hooks, NodeArgs},
+    engine::{Arm, Engine, EngineError, Setup, params_extension, say, serve, transport_error},
+};
 
 #[derive(Parser)]
 #[command(version, about = "One process of a kvlease transport; `kvlease` starts it")]
@@ -37,10 +42,14 @@ enum Role {
     Decode(DecodeArgs),
     /// Be a node of a certification, told what to do on standard input
     Agent(AgentArgs),
+    /// Be one of the two processes of a measurement
+    #[command(hide = true)]
+    Bench(NodeArgs),
 }
 
 #[derive(Args)]
-struct AgentArgs {
+#[doc(hidden)]
+pub struct AgentArgs {
     /// Engine id
     #[arg(long)]
     name: String,
@@ -56,13 +65,42 @@ struct AgentArgs {
     /// Only the transport, without the protocol
     #[arg(long)]
     raw: bool,
+    /// How the transport is driven, where not as usual
+    #[arg(long)]
+    way: Option<String>,
+}
+
+/// Another way to drive a transport, for the cases about it.
+pub struct Way<'a> {
+    name: &'static str,
+    run: RunAgent<'a>,
+}
+
+type RunAgent<'a> = Box<dyn FnOnce(&AgentArgs) -> Result<(), EngineError> + 'a>;
+
+impl<'a> Way<'a> {
+    /// By this name, with the transport that `open` makes and on which `arm` lets it sleep.
+    pub fn new<T: Data<Memory = Memory, Error: 'a> + 'a>(
+        name: &'static str,
+        open: impl FnOnce(Option<&str>) -> Result<(T, Permits), T::Error> + 'a,
+        arm: Arm<T>,
+    ) -> Self {
+        Self { name, run: Box::new(move |args| run_agent(args, open, arm)) }
+    }
 }
 
 /// Room for leases and requests in a role that is not told how many there will be.
 const CAPACITY: usize = 1024;
 
-/// Runs the command line of this process with the transport that `open` makes, given a lane, and on which `arm` lets it sleep.
-pub fn main<T: Control>(program: &str, open: impl FnOnce(Option<&str>) -> Result<T, T::Error>, arm: Arm<T>) -> ExitCode {
+/// Runs the command line of this process with the transport that `open` makes, given a lane, with the permits by which it serves
+/// reads; `arm` lets it sleep. Nodes of a certification may be driven in other `ways`.
+pub fn main<T: Data<Memory = Memory>>(
+    program: &str,
+    open: impl FnOnce(Option<&str>) -> Result<(T, Permits), T::Error>,
+    arm: Arm<T>,
+    hooks: &Hooks<T>,
+    ways: Vec<Way<'_>>,
+) -> ExitCode {
     let role = Cli::parse().role;
     log();
     match role {
@@ -88,16 +126,28 @@ pub fn main<T: Control>(program: &str, open: impl FnOnce(Option<&str>) -> Result
             Ok(Ended::Unreachable(why)) => complain(program, why),
             Err(error) => complain(program, error),
         },
-        Role::Agent(args) => match run_agent(&args, open, arm) {
+        Role::Bench(args) => match node::run(&args, open, hooks) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => complain(program, error),
         },
+        Role::Agent(args) => {
+            let way = args.way.as_ref().map(|name| ways.into_iter().find(|way| way.name == name));
+            let ran = match way {
+                None => run_agent(&args, open, arm),
+                Some(Some(way)) => (way.run)(&args),
+                Some(None) => say(&json!({"unavailable": "this transport is not driven in that way"})).map_err(broken),
+            };
+            match ran {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => complain(program, error),
+            }
+        }
     }
 }
 
-fn run_decode<T: Control>(
+fn run_decode<T: Data<Memory = Memory>>(
     args: &DecodeArgs,
-    open: impl FnOnce(Option<&str>) -> Result<T, T::Error>,
+    open: impl FnOnce(Option<&str>) -> Result<(T, Permits), T::Error>,
     arm: Arm<T>,
 ) -> Result<Ended, EngineError> {
     let params = read_params(&args.params).map_err(EngineError::Invalid)?;
@@ -109,9 +159,9 @@ fn run_decode<T: Control>(
 }
 
 /// Tells first whether it is ready, or why the machine lacks what it needs.
-fn run_agent<T: Control>(
+fn run_agent<T: Data<Memory = Memory>>(
     args: &AgentArgs,
-    open: impl FnOnce(Option<&str>) -> Result<T, T::Error>,
+    open: impl FnOnce(Option<&str>) -> Result<(T, Permits), T::Error>,
     arm: Arm<T>,
 ) -> Result<(), EngineError> {
     // Whoever started it (a thread, which outlives its nodes) may be killed while this stands still. If that has happened already,
@@ -127,7 +177,6 @@ fn run_agent<T: Control>(
         incarnation,
         raw: args.raw,
     };
-    let broken = |error: std::io::Error| EngineError::Invalid(format!("the control line is broken: {error}"));
     let engine = match start(setup, || open(Some(&args.lane))) {
         Ok(engine) => engine,
         Err(EngineError::Transport { kind: ErrorKind::Unavailable, text }) => {
@@ -139,9 +188,16 @@ fn run_agent<T: Control>(
     serve(engine, arm)
 }
 
-fn start<T: Control>(setup: Setup, open: impl FnOnce() -> Result<T, T::Error>) -> Result<Engine<T>, EngineError> {
+fn broken(error: std::io::Error) -> EngineError {
+    EngineError::Invalid(format!("the control line is broken: {error}"))
+}
+
+fn start<T: Data<Memory = Memory>>(
+    setup: Setup,
+    open: impl FnOnce() -> Result<(T, Permits), T::Error>,
+) -> Result<Engine<T>, EngineError> {
     // Terms first: they are wrong or right whatever the machine has.
     setup.config.validate(setup.wire)?;
-    let transport = open().map_err(transport_error)?;
-    Engine::new(transport, Box::new(|| SystemClock.now()), setup)
+    let (transport, permits) = open().map_err(transport_error)?;
+    Engine::new(transport, permits, Box::new(|| SystemClock.now()), setup)
 }

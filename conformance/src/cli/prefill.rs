@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use clap::Args;
+use gpu_mem::Memory;
 use lease_proto::{
     config::LONGEST_LEASE,
     id::RequestId,
     time::Duration,
-    transport::Control,
+    transport::Data,
     wire::{Wire, vllm},
 };
 
@@ -74,12 +75,13 @@ const SHORTEST_TTL: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// A lease that cannot be granted, a transport that broke, a closed standard output.
-pub fn prefill<T: Control>(mut engine: Engine<T>, arm: Arm<T>, args: &PrefillArgs) -> Result<(), EngineError> {
+pub fn prefill<T: Data<Memory = Memory>>(mut engine: Engine<T>, arm: Arm<T>, args: &PrefillArgs) -> Result<(), EngineError> {
     let closed = |error: std::io::Error| EngineError::Invalid(format!("cannot write to standard output: {error}"));
     // All or none: parameters that were printed stand for a lease that is kept.
     let mut granted = Vec::new();
     for request in &args.grant {
-        let lease = Lease { request: request.clone(), consumers: args.consumers, ttl: args.ttl.map(|ttl| ttl.to_string()) };
+        let ttl = args.ttl.map(|ttl| ttl.to_string());
+        let lease = Lease { request: request.clone(), consumers: args.consumers, ttl, ..Lease::default() };
         let params = engine.execute(Command::Grant(lease));
         granted.push(params.map_err(|error| EngineError::Invalid(format!("--grant {}: {error}", shown(request))))?);
     }

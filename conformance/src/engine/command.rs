@@ -35,17 +35,10 @@ pub enum Command {
         #[serde(default = "one")]
         of: u16,
     },
-    /// Begin a read.
+    /// Read a request's blocks, and verify them.
     Read {
         /// The request.
         request: String,
-    },
-    /// A read is over.
-    ReadEnded {
-        /// The request.
-        request: String,
-        /// How it went.
-        outcome: Outcome,
     },
     /// The request will not be read.
     Finish {
@@ -85,6 +78,85 @@ pub enum Command {
         /// Their lengths, over and over.
         lengths: Vec<usize>,
     },
+    /// Send numbered messages without the protocol until the transport holds them back.
+    NotifyUntilHeld {
+        /// The peer's number.
+        peer: u64,
+        /// Their length.
+        length: usize,
+        /// Bytes after which it is given up.
+        most: usize,
+    },
+    /// Register memory that holds a pattern.
+    Register {
+        /// How much.
+        bytes: usize,
+        /// The number of the pattern.
+        pattern: u64,
+        /// To be fenced at a lease's end.
+        #[serde(default)]
+        one_lease: bool,
+    },
+    /// Write another pattern over a region.
+    Fill {
+        /// The region's number.
+        region: u64,
+        /// The number of the pattern.
+        pattern: u64,
+    },
+    /// Say what a peer needs to read a region.
+    Export {
+        /// The region's number.
+        region: u64,
+    },
+    /// Let who has this token read, or not any more.
+    Permit {
+        /// The token's number and its nonce.
+        token: (u64, u64),
+        /// Whether it may.
+        allowed: bool,
+    },
+    /// Invalidate a region for good.
+    Fence {
+        /// The region's number.
+        region: u64,
+    },
+    /// End a region.
+    Deregister {
+        /// The region's number.
+        region: u64,
+    },
+    /// Say whether the memory of a region that was ended has been given back.
+    GivenBack {
+        /// The region's number.
+        region: u64,
+    },
+    /// Read without the protocol.
+    Fetch {
+        /// The peer's number.
+        peer: u64,
+        /// The token's number and its nonce.
+        token: (u64, u64),
+        /// The exported region, as hex.
+        from: String,
+        /// Offsets and lengths.
+        ranges: Vec<(u64, u64)>,
+        /// The number of the region to read into.
+        into: u64,
+        /// From which byte on.
+        at: u64,
+    },
+    /// Say where a region is first another than these ranges of a pattern, one after the other.
+    Compare {
+        /// The region's number.
+        region: u64,
+        /// From which byte on.
+        at: usize,
+        /// The number of the pattern.
+        pattern: u64,
+        /// Offsets and lengths.
+        ranges: Vec<(u64, u64)>,
+    },
 }
 
 /// The message of this number: the number itself in four bytes, then bytes that count up from zero.
@@ -104,16 +176,9 @@ pub struct Lease {
     /// A fixed time to live in seconds.
     #[serde(default)]
     pub ttl: Option<String>,
-}
-
-/// How a read went.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    /// All parts landed.
-    OneSided,
-    /// It failed.
-    Failed,
+    /// Its blocks are registered for it alone and fenced at its end.
+    #[serde(default)]
+    pub one_lease: bool,
 }
 
 /// Bytes to send.

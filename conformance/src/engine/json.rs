@@ -1,4 +1,4 @@
-//! Events and transfer parameters as JSON, with the names that traces use. Times are seconds since the engine's start, on its
+//! Events as JSON, with the names that traces use. Times are seconds since the engine's start, on its
 //! own clock, as decimal strings.
 
 use lease_proto::{event::Event, id::Identity, time::Instant};
@@ -68,45 +68,4 @@ pub(super) fn line(event: &str, more: Value, identity: &Identity, started: Insta
         line.extend(more);
     }
     Value::Object(line)
-}
-
-/// vLLM's keys, plus ours. A peer over these transports is reached by what is in our key, so there is no side channel to name.
-pub(super) fn transfer_params(identity: &Identity, request: &str, key: &str) -> Value {
-    json!({"kv_transfer_params": {
-        "do_remote_prefill": true,
-        "do_remote_decode": false,
-        "remote_block_ids": [],
-        "remote_engine_id": identity.engine.to_string(),
-        "remote_request_id": request,
-        "remote_host": null,
-        "remote_port": null,
-        "tp_size": identity.ranks,
-        "dcp_size": 1,
-        "pp_size": 1,
-        "remote_num_tokens": 0,
-        "remote_blocks_expiry_time": null,
-        "remote_registration_generation": null,
-        "transfer_mode": "read",
-        "kvlease": key,
-    }})
-}
-
-/// What a reader needs of transfer parameters.
-pub(super) struct Read {
-    pub(super) request: String,
-    pub(super) key: String,
-}
-
-/// Reads transfer parameters, bare or inside `{"kv_transfer_params": …}`.
-pub(super) fn read_params(value: &Value) -> Result<Read, String> {
-    let params = value.get("kv_transfer_params").unwrap_or(value);
-    let string = |key: &str| match params.get(key) {
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(_) => Err(format!("{key} is not a string")),
-        None => Err(format!("{key} is missing: pass on what the prefill instance printed, unchanged")),
-    };
-    if params.get("do_remote_prefill") != Some(&Value::Bool(true)) {
-        return Err("do_remote_prefill is not true: these parameters name nothing to read".into());
-    }
-    Ok(Read { request: string("remote_request_id")?, key: string("kvlease")? })
 }

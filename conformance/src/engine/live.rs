@@ -5,7 +5,11 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-use lease_proto::{time::Duration, transport::Control};
+use gpu_mem::Memory;
+use lease_proto::{
+    time::Duration,
+    transport::{Control, Data},
+};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -67,7 +71,7 @@ fn readable(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
 }
 
-impl<T: Control> Engine<T> {
+impl<T: Data<Memory = Memory>> Engine<T> {
     /// Takes the last turns of a process that is done, so that its last answers leave.
     ///
     /// # Errors
@@ -100,7 +104,7 @@ impl<T: Control> Engine<T> {
 ///
 /// # Errors
 /// What the transport as a whole reports, or a control line that cannot be read or written.
-pub fn serve<T: Control>(mut engine: Engine<T>, arm: Arm<T>) -> Result<(), EngineError> {
+pub fn serve<T: Data<Memory = Memory>>(mut engine: Engine<T>, arm: Arm<T>) -> Result<(), EngineError> {
     let broken = |error: io::Error| EngineError::Invalid(format!("the control line is broken: {error}"));
     let mut lines = Lines::default();
     loop {

@@ -1,34 +1,68 @@
 //! Commands that use the transport without the protocol, for the cases about the transport alone.
 
+mod memory;
+
+pub(super) use memory::Regions;
+
+use gpu_mem::Memory;
 use lease_proto::{
     frame::Frame,
     time::Duration,
-    transport::{Control, DeadPeer, Error as _, ErrorKind, Incoming, PeerId},
+    transport::{Data, DeadPeer, Error, ErrorKind, Incoming, Landed, PeerId, Reads, Ticket},
 };
 use serde_json::{Value, json};
 
-use super::{Engine, EngineError, Filling, hex, numbered, transport_error, unhex};
+use super::{Command, Engine, EngineError, Filling, hex, numbered, transport_error, unhex};
 
 /// How long a message may be refused because too many are in flight: an end to hanging, by the machine's own clock.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);
+/// Flushes after which a message that is still refused is held back by its receiver.
+const FLUSHES: usize = 1000;
 
-impl<T: Control> Engine<T> {
+impl<T: Data<Memory = Memory>> Engine<T> {
+    /// Commands that are not the protocol's.
+    pub(super) fn raw_command(&mut self, command: Command) -> Result<Value, EngineError> {
+        match command {
+            Command::Metadata => Ok(self.raw_metadata()),
+            Command::Connect { metadata } => self.raw_connect(&metadata),
+            Command::Cancel { ticket } => {
+                self.transport.cancel(Ticket(ticket));
+                Ok(json!({}))
+            }
+            Command::Disconnect { peer } => {
+                self.transport.disconnect(PeerId(peer));
+                Ok(json!({}))
+            }
+            Command::Notify { peer, filling } => self.raw_notify(peer, &filling),
+            Command::NotifyMany { peer, count, lengths } => self.raw_notify_many(peer, count, &lengths),
+            Command::NotifyUntilHeld { peer, length, most } => self.raw_notify_until_held(peer, length, most),
+            other => self.raw_memory(other),
+        }
+    }
+
     /// How to connect here, and what the transport states about itself.
-    pub(super) fn raw_metadata(&self) -> Value {
+    fn raw_metadata(&self) -> Value {
         let states = self.transport.capabilities();
         let dead_peer = match states.dead_peer {
             DeadPeer::Never => "never".to_owned(),
             DeadPeer::Within(time) => time.to_string(),
+        };
+        let reads = match states.reads {
+            Reads::None => "none",
+            Reads::OneSided => "one_sided",
+            Reads::OwnerServed => "served",
         };
         json!({
             "metadata": hex(&self.frame),
             "max": states.max_notification,
             "ordered": states.ordered,
             "dead_peer": dead_peer,
+            "reads": reads,
+            "fence": states.fence,
         })
     }
 
-    pub(super) fn raw_connect(&mut self, metadata: &str) -> Result<Value, EngineError> {
+    fn raw_connect(&mut self, metadata: &str) -> Result<Value, EngineError> {
         let bytes = unhex(metadata).ok_or_else(|| EngineError::Invalid("expected hex".into()))?;
         let frame = match Frame::decode(&bytes) {
             Ok(frame) => frame,
@@ -36,11 +70,11 @@ impl<T: Control> Engine<T> {
         };
         match self.transport.connect(frame) {
             Ok(ticket) => Ok(json!({"result": "ok", "ticket": ticket.0})),
-            Err(error) => Ok(json!({"result": error.kind().name(), "detail": error.to_string()})),
+            Err(error) => Ok(refused(&error)),
         }
     }
 
-    pub(super) fn raw_notify(&mut self, peer: u64, filling: &Filling) -> Result<Value, EngineError> {
+    fn raw_notify(&mut self, peer: u64, filling: &Filling) -> Result<Value, EngineError> {
         let bytes = match filling {
             Filling::Hex(text) => unhex(text).ok_or_else(|| EngineError::Invalid("expected hex".into()))?,
             Filling::Counting(length) => (0..*length).map(|at| at as u8).collect(),
@@ -50,7 +84,7 @@ impl<T: Control> Engine<T> {
         Ok(json!({"result": result.err().unwrap_or("ok")}))
     }
 
-    pub(super) fn raw_notify_many(&mut self, peer: u64, count: u32, lengths: &[usize]) -> Result<Value, EngineError> {
+    fn raw_notify_many(&mut self, peer: u64, count: u32, lengths: &[usize]) -> Result<Value, EngineError> {
         for (number, length) in (0..count).zip(lengths.iter().cycle()) {
             let (bytes, start) = (numbered(number, *length), std::time::Instant::now());
             while let Err(error) = self.transport.notify(PeerId(peer), &bytes) {
@@ -65,6 +99,20 @@ impl<T: Control> Engine<T> {
         Ok(json!({"result": "ok", "sent": count}))
     }
 
+    fn raw_notify_until_held(&mut self, peer: u64, length: usize, most: usize) -> Result<Value, EngineError> {
+        let (mut sent, mut flushes) = (0, 0);
+        let result = loop {
+            match self.transport.notify(PeerId(peer), &numbered(sent, length)) {
+                Ok(()) if (sent as usize + 1) * length > most => break "ok",
+                Ok(()) => (sent, flushes) = (sent + 1, 0),
+                Err(error) if error.kind() == ErrorKind::WouldBlock && flushes < FLUSHES => flushes += 1,
+                Err(error) => break error.kind().name(),
+            }
+            self.transport.flush(super::FLUSH).map_err(transport_error)?;
+        };
+        Ok(json!({"result": result, "sent": sent}))
+    }
+
     /// Tells what comes in, as it is.
     pub(super) fn raw_turn(&mut self) -> Result<Option<Duration>, EngineError> {
         loop {
@@ -76,6 +124,7 @@ impl<T: Control> Engine<T> {
                     ("link_failed", json!({"ticket": ticket.0, "kind": kind.name()}))
                 }
                 Some(Incoming::PeerLost { peer }) => ("link_lost", json!({"peer": peer.0})),
+                Some(Incoming::ReadDone { read, result }) => ("landed", json!({"read": read.0, "result": landed(result)})),
                 Some(_) => continue,
             };
             self.tell(event, more);
@@ -83,4 +132,17 @@ impl<T: Control> Engine<T> {
         self.transport.flush(super::FLUSH).map_err(transport_error)?;
         Ok(self.transport.next_timeout())
     }
+}
+
+fn landed(result: Result<Landed, ErrorKind>) -> &'static str {
+    match result {
+        Ok(Landed::OneSided) => "one_sided",
+        Ok(Landed::Served) => "served",
+        Ok(Landed::Fenced) => "fenced",
+        Err(kind) => kind.name(),
+    }
+}
+
+fn refused(error: &impl Error) -> Value {
+    json!({"result": error.kind().name(), "detail": error.to_string()})
 }

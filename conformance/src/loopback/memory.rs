@@ -1,119 +1,127 @@
-//! Memory on the fabric: one-sided reads, so that late ones meet what is there by then.
+//! Memory on the fabric, and who may still read it.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::collections::HashMap;
 
+use gpu_mem::Memory;
 use lease_proto::{
     frame::Frame,
     id::{Incarnation, Token},
-    transport::{Data, ErrorKind, PeerId, Range, ReadId},
+    transport::{Capabilities, Data, ErrorKind, PeerId, Range, ReadId},
 };
 
-use super::{EndpointId, Loopback, LoopbackError, error};
+use super::{EndpointId, Fabric, Loopback, LoopbackError, error, reads::Wanted};
 
-/// Bytes that peers may read.
-#[derive(Clone, Debug)]
-pub struct Slab(Arc<Mutex<Vec<u8>>>);
+/// Marks an exported region as this transport's.
+const TAG: &[u8; 8] = b"loopback";
 
-impl Slab {
-    /// Takes the bytes over.
-    pub fn new(bytes: Vec<u8>) -> Self {
-        Self(Arc::new(Mutex::new(bytes)))
-    }
-
-    /// What is there now.
-    pub fn bytes(&self) -> Vec<u8> {
-        self.with(|bytes| bytes.clone())
-    }
-
-    /// Writes all of it anew, as an engine does that reuses blocks.
-    pub fn fill(&self, value: u8) {
-        self.with(|bytes| bytes.fill(value));
-    }
-
-    fn with<T>(&self, f: impl FnOnce(&mut Vec<u8>) -> T) -> T {
-        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
+/// What can be read on the fabric, by key.
 #[derive(Debug, Default)]
-pub(super) struct Memories(HashMap<u64, (EndpointId, Slab)>);
+pub(super) struct Memories(HashMap<u64, Registered>);
+
+/// Registered memory.
+#[derive(Clone, Debug)]
+pub(super) struct Registered {
+    pub(super) owner: EndpointId,
+    pub(super) memory: Memory,
+    /// For one lease alone, to be fenced at its end.
+    pub(super) one_lease: bool,
+    fenced: bool,
+}
 
 impl Memories {
     pub(super) fn forget(&mut self, owner: EndpointId) {
-        self.0.retain(|_, (id, _)| *id != owner);
+        self.0.retain(|_, registered| registered.owner != owner);
+    }
+
+    /// The memory behind a key, while its owner lets it be read.
+    pub(super) fn readable(&self, key: u64, owner: EndpointId) -> Option<&Registered> {
+        self.0.get(&key).filter(|registered| registered.owner == owner && !registered.fenced)
     }
 }
 
 /// A registration; it ends when it is dropped.
 #[derive(Debug)]
 pub struct Region {
-    owner: super::Fabric,
+    fabric: Fabric,
     key: u64,
-    slab: Slab,
+    memory: Memory,
+    one_lease: bool,
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.owner.state().memories.0.remove(&self.key);
+        self.fabric.state().memories.0.remove(&self.key);
+    }
+}
+
+impl Loopback {
+    fn enter(&mut self, memory: Memory, one_lease: bool) -> Region {
+        let mut state = self.fabric.state();
+        let key = state.number();
+        state.memories.0.insert(key, Registered { owner: self.id, memory: memory.clone(), one_lease, fenced: false });
+        Region { fabric: self.fabric.clone(), key, memory, one_lease }
     }
 }
 
 impl Data for Loopback {
-    type Memory = Slab;
+    type Memory = Memory;
     type Registration = Region;
 
-    fn register(&mut self, memory: Slab) -> Result<Region, LoopbackError> {
+    fn register(&mut self, memory: Memory) -> Result<Region, LoopbackError> {
+        Ok(self.enter(memory, false))
+    }
+
+    fn register_fenced(&mut self, memory: Memory) -> Result<Region, LoopbackError> {
+        match self.capabilities {
+            Capabilities { fence: true, .. } => Ok(self.enter(memory, true)),
+            _ => Err(error(ErrorKind::Unsupported)),
+        }
+    }
+
+    fn fence(&mut self, region: &Region) -> Result<(), LoopbackError> {
         let mut state = self.fabric.state();
-        let key = state.number();
-        state.memories.0.insert(key, (self.id, memory.clone()));
-        Ok(Region { owner: self.fabric.clone(), key, slab: memory })
+        let registered = state.memories.0.get_mut(&region.key).filter(|registered| registered.one_lease);
+        registered.ok_or(error(ErrorKind::Invalid))?.fenced = true;
+        Ok(())
     }
 
     fn export(&mut self, region: &Region, incarnation: Incarnation, out: &mut [u8]) -> Result<usize, LoopbackError> {
-        Frame::encode(incarnation, &region.key.to_le_bytes(), out).map_err(|_| error(ErrorKind::TooLarge))
+        let payload = [*TAG, region.key.to_le_bytes(), (region.memory.len() as u64).to_le_bytes()].concat();
+        Frame::encode(incarnation, &payload, out).map_err(|_| error(ErrorKind::TooLarge))
     }
 
     fn read(
         &mut self,
         peer: PeerId,
-        _: Token,
+        token: Token,
         region: Frame<'_>,
         ranges: &[Range],
         into: &Region,
         at: u64,
     ) -> Result<ReadId, LoopbackError> {
-        let key = <[u8; 8]>::try_from(region.payload()).map(u64::from_le_bytes).map_err(|_| error(ErrorKind::Invalid))?;
-        let mut state = self.fabric.state();
-        let owner = state.peer(self.id, peer).ok_or(error(ErrorKind::NotConnected))?;
-        let read = ReadId(state.number());
-        let source = state.memories.0.get(&key).filter(|(id, _)| *id == owner).map(|(_, slab)| slab.clone());
-        let Some(source) = source else {
-            state.finish_read(self.id, read, Err(ErrorKind::Rejected)); // deregistered
-            return Ok(read);
-        };
-        let bytes = gather(&source, ranges).ok_or(error(ErrorKind::Invalid))?;
-        let fits = into.slab.with(|target| {
-            let start = usize::try_from(at).ok()?;
-            target.get_mut(start..start.checked_add(bytes.len())?)?.copy_from_slice(&bytes);
-            Some(())
-        });
-        fits.ok_or(error(ErrorKind::Invalid))?;
-        state.finish_read(self.id, read, Ok(()));
-        Ok(read)
+        let invalid = || error(ErrorKind::Invalid);
+        let (key, size) = region_of(region.payload()).ok_or_else(invalid)?;
+        let room = (into.memory.len() as u64).checked_sub(at).ok_or_else(invalid)?;
+        let fits = total(ranges, size).is_some_and(|total| total <= room);
+        if !fits || into.one_lease {
+            return Err(invalid());
+        }
+        let into = (into.memory.clone(), at as usize); // it is inside, so it fits
+        self.fabric.state().read(self.id, peer, Wanted { token, key, ranges: ranges.to_vec(), into }).map_err(error)
     }
 }
 
-fn gather(source: &Slab, ranges: &[Range]) -> Option<Vec<u8>> {
-    source.with(|bytes| {
-        let mut gathered = Vec::new();
-        for range in ranges {
-            let start = usize::try_from(range.offset).ok()?;
-            let end = start.checked_add(usize::try_from(range.length).ok()?)?;
-            gathered.extend_from_slice(bytes.get(start..end)?);
-        }
-        Some(gathered)
-    })
+/// The key and the size in an exported region.
+fn region_of(payload: &[u8]) -> Option<(u64, u64)> {
+    let (key, size) = payload.strip_prefix(TAG)?.split_first_chunk()?;
+    Some((u64::from_le_bytes(*key), u64::from_le_bytes(size.try_into().ok()?)))
+}
+
+/// Bytes in all of ranges that are at least one, none of them empty, all of them inside.
+fn total(ranges: &[Range], size: u64) -> Option<u64> {
+    let inside = |range: &Range| range.length > 0 && range.offset.checked_add(range.length).is_some_and(|end| end <= size);
+    if ranges.is_empty() || !ranges.iter().all(inside) {
+        return None;
+    }
+    ranges.iter().try_fold(0u64, |total, range| total.checked_add(range.length))
 }

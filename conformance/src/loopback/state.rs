@@ -7,11 +7,12 @@ use std::{
 
 use lease_proto::{
     id::Entropy,
+    permits::Permits,
     time::{Duration, Instant},
-    transport::{ErrorKind, PeerId, ReadId, Ticket},
+    transport::{ErrorKind, Landed, PeerId, ReadId, Ticket},
 };
 
-use super::{EndpointId, memory::Memories};
+use super::{EndpointId, MOST_BYTES_UNDER_WAY, MOST_UNDER_WAY, memory::Memories, reads::Reading};
 
 /// One direction between two endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,7 +38,7 @@ pub struct Fault {
     pub reorder: bool,
     /// So many may be under way; a further one is refused with `WouldBlock`.
     pub limit: Option<usize>,
-    /// Neither messages nor connections get through.
+    /// Neither messages nor connections get through: messages are lost, attempts and reads wait.
     pub cut: bool,
 }
 
@@ -47,7 +48,7 @@ pub(super) enum Arrived {
     Connected { ticket: Ticket, peer: PeerId },
     ConnectFailed { ticket: Ticket },
     PeerLost { peer: PeerId },
-    ReadDone { read: ReadId, result: Result<(), ErrorKind> },
+    ReadDone { read: ReadId, result: Result<Landed, ErrorKind> },
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +61,8 @@ struct Endpoint {
     attempts: Vec<(Ticket, EndpointId)>,
     waker: Option<Waker>,
     stopped: bool,
+    /// It serves reads itself, by these.
+    permits: Option<Permits>,
 }
 
 #[derive(Clone, Debug)]
@@ -69,8 +72,8 @@ struct Sent {
 }
 
 #[derive(Debug, Default)]
-struct Lane {
-    fault: Fault,
+pub(super) struct Lane {
+    pub(super) fault: Fault,
     drop_next: usize,
     held: Vec<Sent>,
     log: Vec<Vec<u8>>,
@@ -82,6 +85,7 @@ struct Lane {
 pub(super) struct State {
     pub(super) now: Instant,
     pub(super) memories: Memories,
+    pub(super) reads: Vec<Reading>,
     endpoints: BTreeMap<EndpointId, Endpoint>,
     lanes: HashMap<Link, Lane>,
     numbers: u64,
@@ -95,6 +99,7 @@ impl State {
         Self {
             now: Instant::ZERO,
             memories: Memories::default(),
+            reads: Vec::new(),
             endpoints: BTreeMap::new(),
             lanes: HashMap::new(),
             numbers: 0,
@@ -105,8 +110,13 @@ impl State {
     /// Time goes on, and what arrives by it wakes who waits for it.
     pub(super) fn advance_to(&mut self, now: Instant) {
         self.now = self.now.max(now);
-        for endpoint in self.endpoints.values_mut().filter(|endpoint| endpoint.has_mail(now)) {
-            endpoint.wake();
+        self.wake_who_has_mail();
+    }
+
+    pub(super) fn wake_who_has_mail(&mut self) {
+        let waiting: Vec<EndpointId> = self.endpoints.keys().copied().filter(|id| self.has_mail(*id)).collect();
+        for id in waiting {
+            self.endpoints.get_mut(&id).into_iter().for_each(Endpoint::wake);
         }
     }
 
@@ -115,16 +125,28 @@ impl State {
         self.numbers
     }
 
-    pub(super) fn open(&mut self) -> EndpointId {
+    pub(super) fn open(&mut self, permits: Option<Permits>) -> EndpointId {
         let id = EndpointId(self.number());
-        self.endpoints.insert(id, Endpoint::default());
+        self.endpoints.insert(id, Endpoint { permits, ..Endpoint::default() });
         id
+    }
+
+    /// By which permits an endpoint serves reads, if it does so itself.
+    pub(super) fn permits(&self, id: EndpointId) -> Option<&Permits> {
+        self.endpoints.get(&id)?.permits.as_ref()
+    }
+
+    pub(super) fn arrive(&mut self, at: EndpointId, arrived: Arrived) {
+        if let Some(endpoint) = self.endpoints.get_mut(&at) {
+            endpoint.arrive(arrived);
+        }
     }
 
     /// The endpoint is gone; those connected to it are told.
     pub(super) fn close(&mut self, id: EndpointId) {
         self.endpoints.remove(&id);
         self.memories.forget(id);
+        self.end_reads_of(id);
         for endpoint in self.endpoints.values_mut() {
             let lost: Vec<PeerId> = endpoint.connections.iter().filter(|(_, to)| **to == id).map(|(peer, _)| *peer).collect();
             for peer in lost {
@@ -167,7 +189,7 @@ impl State {
     fn settle_attempts(&mut self, from: EndpointId) {
         let attempts = self.endpoints.get_mut(&from).map(|endpoint| std::mem::take(&mut endpoint.attempts)).unwrap_or_default();
         for (ticket, to) in attempts {
-            let cut = [Link { from, to }, Link { from: to, to: from }].iter().any(|link| self.lane(*link).fault.cut);
+            let cut = self.is_cut(from, to);
             let peer = PeerId(self.number());
             let there = self.endpoints.contains_key(&to);
             let stopped = self.endpoints.get(&to).is_some_and(|endpoint| endpoint.stopped);
@@ -194,6 +216,7 @@ impl State {
         if let Some(endpoint) = self.endpoints.get_mut(&id) {
             endpoint.connections.remove(&peer);
         }
+        self.end_reads_over(id, peer);
     }
 
     pub(super) fn peer(&self, id: EndpointId, peer: PeerId) -> Option<EndpointId> {
@@ -203,10 +226,12 @@ impl State {
     pub(super) fn send(&mut self, from: EndpointId, peer: PeerId, bytes: &[u8]) -> Result<(), ErrorKind> {
         let to = self.peer(from, peer).ok_or(ErrorKind::NotConnected)?;
         let link = Link { from, to };
-        let under_way =
-            self.endpoints.get(&to).map_or(0, |endpoint| endpoint.under_way.values().filter(|sent| sent.from == from).count());
+        let sent = self.endpoints.get(&to).into_iter().flat_map(|endpoint| endpoint.under_way.values());
+        let lengths = sent.filter(|sent| sent.from == from).map(|sent| sent.bytes.len());
+        let (under_way, length) = lengths.fold((0, 0), |(count, sum), length| (count + 1, sum + length));
         let lane = self.lane(link);
-        if lane.fault.limit.is_some_and(|limit| under_way + lane.held.len() >= limit) {
+        let limit = lane.fault.limit.unwrap_or(MOST_UNDER_WAY);
+        if under_way + lane.held.len() >= limit || (under_way > 0 && length + bytes.len() > MOST_BYTES_UNDER_WAY) {
             return Err(ErrorKind::WouldBlock);
         }
         lane.log.push(bytes.to_vec());
@@ -253,6 +278,7 @@ impl State {
         for id in [link.from, link.to] {
             self.settle_attempts(id);
         }
+        self.wake_who_has_mail();
     }
 
     pub(super) fn drop_next(&mut self, link: Link, count: usize) {
@@ -271,13 +297,8 @@ impl State {
         }
     }
 
-    pub(super) fn finish_read(&mut self, id: EndpointId, read: ReadId, result: Result<(), ErrorKind>) {
-        if let Some(endpoint) = self.endpoints.get_mut(&id) {
-            endpoint.arrive(Arrived::ReadDone { read, result });
-        }
-    }
-
     pub(super) fn poll(&mut self, id: EndpointId) -> Option<Arrived> {
+        self.move_reads(id);
         let now = self.now;
         let endpoint = self.endpoints.get_mut(&id)?;
         if let Some(arrived) = endpoint.arrived.pop_front() {
@@ -290,7 +311,8 @@ impl State {
     }
 
     pub(super) fn next_arrival(&self) -> Option<Instant> {
-        self.endpoints.values().filter_map(|endpoint| endpoint.under_way.first_key_value().map(|((at, _), _)| *at)).min()
+        let messages = self.endpoints.values().filter_map(|endpoint| endpoint.under_way.first_key_value());
+        messages.map(|((at, _), _)| *at).chain(self.next_read()).min()
     }
 
     pub(super) fn register_waker(&mut self, id: EndpointId, waker: &Waker) {
@@ -304,10 +326,16 @@ impl State {
     }
 
     pub(super) fn has_mail(&self, id: EndpointId) -> bool {
-        self.endpoints.get(&id).is_some_and(|endpoint| endpoint.has_mail(self.now))
+        self.endpoints.get(&id).is_some_and(|endpoint| endpoint.has_mail(self.now)) || self.has_reads(id)
     }
 
-    fn lane(&mut self, link: Link) -> &mut Lane {
+    /// Whether nothing gets through between the two, one way or the other.
+    pub(super) fn is_cut(&self, one: EndpointId, other: EndpointId) -> bool {
+        let links = [Link { from: one, to: other }, Link { from: other, to: one }];
+        links.iter().any(|link| self.lanes.get(link).is_some_and(|lane| lane.fault.cut))
+    }
+
+    pub(super) fn lane(&mut self, link: Link) -> &mut Lane {
         self.lanes.entry(link).or_default()
     }
 }

@@ -1,4 +1,8 @@
-//! The lab in memory with a lie in it: what its nodes tell and answer passes through a twist first.
+//! The lab in memory with a lie in it: what its nodes tell and answer passes through a twist first, or their transport has a flaw.
+
+mod flawed;
+
+pub(crate) use flawed::{Flaw, flawed};
 
 use std::collections::{HashMap, VecDeque};
 
@@ -26,11 +30,32 @@ pub(crate) struct Twist {
     ignores: fn(&Command) -> bool,
     /// Its nodes do not stand still when they are stopped.
     runs_on: bool,
+    /// Its link is never cut.
+    uncut: bool,
+    /// Owners serve reads.
+    served: bool,
 }
 
 impl Twist {
     pub(crate) fn none() -> Self {
-        Self { tell: Box::new(|_, event| vec![event]), answer: Box::new(|_, answer| answer), ignores: |_| false, runs_on: false }
+        Self {
+            tell: Box::new(|_, event| vec![event]),
+            answer: Box::new(|_, answer| answer),
+            ignores: |_| false,
+            runs_on: false,
+            uncut: false,
+            served: false,
+        }
+    }
+
+    /// The same where owners serve reads.
+    pub(crate) fn served(self) -> Self {
+        Self { served: true, ..self }
+    }
+
+    /// The link goes on when it is cut.
+    pub(crate) fn uncut() -> Self {
+        Self { uncut: true, ..Self::none() }
     }
 
     /// Every event becomes what `f` makes of it.
@@ -99,7 +124,7 @@ pub(crate) fn moved(event: Value, key: &str, by: i64) -> Value {
 }
 
 pub(crate) struct Broken {
-    inner: MemoryLab,
+    inner: Box<dyn Lab>,
     twist: Twist,
     names: Vec<&'static str>,
     told: HashMap<NodeId, VecDeque<Value>>,
@@ -107,7 +132,8 @@ pub(crate) struct Broken {
 
 impl Broken {
     pub(crate) fn new(twist: Twist) -> Box<Self> {
-        Box::new(Self { inner: MemoryLab::new(7), twist, names: Vec::new(), told: HashMap::new() })
+        let inner = if twist.served { MemoryLab::served(7) } else { MemoryLab::new(7) };
+        Box::new(Self { inner: Box::new(inner), twist, names: Vec::new(), told: HashMap::new() })
     }
 }
 
@@ -146,5 +172,9 @@ impl Lab for Broken {
             return Ok(());
         }
         self.inner.signal(node, signal)
+    }
+
+    fn cut(&mut self, cut: bool) -> Result<(), Trouble> {
+        if self.twist.uncut { Ok(()) } else { self.inner.cut(cut) }
     }
 }

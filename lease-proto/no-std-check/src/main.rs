@@ -133,11 +133,13 @@ fn params(bytes: &[u8], out: &mut [u8], text: &mut [u8]) {
         extension: black_box(Duration::from_nanos(1)),
         drift_ppm: black_box(500),
         frames: bytes,
+        regions: black_box(&[]),
     };
     let _ = black_box(params.to_text(out, text));
     let _ = black_box(Parameters::from_text(black_box("AAAA"), out));
     if let Ok(params) = black_box(Parameters::decode(bytes)) {
         let _ = black_box(params.rank_frame(black_box(1)));
+        params.regions().for_each(|region| _ = black_box(region));
     }
 }
 
@@ -192,6 +194,7 @@ fn machines(bytes: &[u8], out: &mut [u8]) {
         let track = Track { request: &request, params: &params, reader: black_box(ReaderRank::ONLY) };
         if let Ok(handle) = reader.track(cx, track, [(black_box(0), bytes)]) {
             let handle = black_box(handle);
+            let _ = black_box(reader.connection(handle, black_box(0)));
             let _ = black_box(reader.begin_read(cx, handle));
             let _ = black_box(reader.read_ended(cx, handle, black_box(ReadOutcome::OneSided)));
             let _ = black_box(reader.finish(cx, handle));

@@ -82,6 +82,9 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             Wire::Vllm => self.heartbeat(key, out),
         });
         if let Some((length, leases)) = built {
+            if let Some(peer) = self.peers.get_mut(key) {
+                peer.queued = false;
+            }
             return Some(Transmit { to, length, key, sent: Sent::Heartbeat { leases } });
         }
         let peer = self.peers.get_mut(key)?;
@@ -163,6 +166,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         let Some(peer) = self.peers.get_mut(transmit.key).filter(|peer| peer.connection == Some(transmit.to)) else { return };
         if result.is_ok() {
             peer.failures = 0;
+            peer.queued = true;
             let begins = core::mem::take(&mut peer.begins);
             peer.since_answer = peer.since_answer.saturating_add(u32::from(begins));
             add(&mut cx.counters.heartbeats);
@@ -177,8 +181,10 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             // The record stays: if it left after all, its answer counts.
             let soon = self.terms.interval_for(peer.extension).scale(1, 8);
             peer.beat_due = cx.now.saturating_add(soon);
-            if peer.since_answer >= self.terms.max_unanswered() || broken!(ThrottleSpentWhileConnecting) {
-                self.plan_beat(cx.now, transmit.key); // a stuck peer is not asked faster
+            // A stuck peer is not asked faster, and a beat that waits in its queue leaves by itself: another would wait behind it.
+            let stuck = peer.queued || peer.since_answer >= self.terms.max_unanswered();
+            if stuck || broken!(ThrottleSpentWhileConnecting) {
+                self.plan_beat(cx.now, transmit.key);
             }
         }
         self.arm_peer(transmit.key);

@@ -1,6 +1,6 @@
 //! Connections to the holders: made, welcomed, lost, and those of an earlier life.
 
-use super::{Leg, Peer, Reader, Request, leg::NIL};
+use super::{Handle, Leg, Peer, Reader, Request, leg::NIL};
 use crate::{
     counters::add,
     event::{Context, Event, Lost},
@@ -14,6 +14,20 @@ use crate::{
 };
 
 impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader<R, G, P, M> {
+    /// The connection over which a request's blocks on this rank of its holder are read. `None` while there is none, for a rank
+    /// that is not read from, and for a handle that is stale.
+    pub fn connection(&self, handle: Handle, rank: u16) -> Option<PeerId> {
+        self.requests.generation(handle.index).filter(|generation| *generation == handle.generation)?;
+        let mut at = self.requests.get(handle.index)?.first;
+        while let Some(leg) = self.legs.get(at) {
+            match self.peers.get(leg.peer) {
+                Some(peer) if peer.rank == rank => return peer.connection(),
+                _ => at = leg.sibling,
+            }
+        }
+        None
+    }
+
     pub(super) fn connect_began(&mut self, cx: &mut Context<'_>, key: u32, attempt: Result<Ticket, ErrorKind>) {
         let patience = self.patience();
         if let Some(peer) = self.peers.get_mut(key) {

@@ -53,6 +53,8 @@ pub struct Peer<M> {
     /// A beat under way that had to wait goes on then. The next renew is the first of a beat.
     pub(super) resume: Instant,
     pub(super) begins: bool,
+    /// The transport took the last renew, and may hold it still.
+    pub(super) queued: bool,
     pub(super) records: [Option<Record>; RECORDS],
     /// The highest number of a lease that was completed or released without an answer that this is over: the message may still
     /// come, whatever the reader does with that lease later.
@@ -194,6 +196,7 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
             beat_due: cx.now,
             resume: cx.now,
             begins: true,
+            queued: false,
             records: [None; RECORDS],
             doubted: self.doubted,
             since_answer: 0,

@@ -10,6 +10,7 @@ use crate::{
     event::{Context, Event, Lost, Verdict},
     table::Slots,
     time::Instant,
+    transport::{ErrorKind, Landed},
     wire::Wire,
 };
 
@@ -24,6 +25,17 @@ pub enum ReadOutcome {
     Fenced,
     /// It failed.
     Failed,
+}
+
+impl From<Result<Landed, ErrorKind>> for ReadOutcome {
+    fn from(result: Result<Landed, ErrorKind>) -> Self {
+        match result {
+            Ok(Landed::OneSided) => Self::OneSided,
+            Ok(Landed::Served) => Self::Served,
+            Ok(Landed::Fenced) => Self::Fenced,
+            Err(_) => Self::Failed,
+        }
+    }
 }
 
 impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader<R, G, P, M> {

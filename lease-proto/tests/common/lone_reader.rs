@@ -42,6 +42,8 @@ pub struct LoneReader {
     pub reachable: bool,
     pub welcoming: bool,
     pub taking: Result<(), ErrorKind>,
+    /// Whether beats that were taken leave the process, as far as can be told after the flush.
+    pub leaving: bool,
     /// Largest message that the played holders take.
     pub max_message: u32,
     wire: Wire,
@@ -65,6 +67,7 @@ impl LoneReader {
             reachable: true,
             welcoming: true,
             taking: Ok(()),
+            leaving: true,
             max_message: 65_536,
             wire,
             numbers: 0,
@@ -107,6 +110,7 @@ impl LoneReader {
             extension: terms.extension(),
             drift_ppm: terms.drift_ppm(),
             frames: &[],
+            regions: &[],
         };
         let targets: Vec<_> = ranks.iter().map(|rank| (*rank, of(*rank))).collect();
         self.act(|at, cx| at.track(cx, Track { request: &request, params: &params, reader }, targets))
@@ -157,6 +161,9 @@ impl LoneReader {
             let message = hear(wire, &buffer[..transmit.length]);
             let result = self.taking;
             self.act(|reader, cx| reader.sent(cx, &transmit, result));
+            if !self.leaving && result.is_ok() && matches!(transmit.sent, Sent::Heartbeat { .. }) {
+                self.act(|reader, cx| reader.sent(cx, &transmit, Err(ErrorKind::WouldBlock)));
+            }
             let Some(played) = self.played.get_mut(&transmit.to) else { continue };
             if let Heard::Hello { session, .. } = message {
                 played.session = session;

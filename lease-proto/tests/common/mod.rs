@@ -270,6 +270,7 @@ impl World {
             extension: terms.extension(),
             drift_ppm: terms.drift_ppm(),
             frames: &frames,
+            regions: &[],
         };
         self.node(node)
             .with(world, |_, at, cx| at.track(cx, Track { request: &request, params: &params, reader }, targets.to_vec()))

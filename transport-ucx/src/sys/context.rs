@@ -7,11 +7,18 @@ use std::{
 
 use ucx_sys::sys as ucx;
 
-use super::{Status, Zeroed as _};
-use crate::UcxError;
+use super::{Status, Zeroed as _, memory};
+use crate::{
+    UcxError,
+    config::{VERBS, set_by_operator},
+};
 
-/// An initialised UCX. Cleaned up when the last worker is gone, because each holds it.
-pub(crate) struct Context(ucx::ucp_context_h);
+/// An initialised UCX. Cleaned up when the last worker and the last mapping are gone, because each holds it.
+pub(crate) struct Context {
+    raw: ucx::ucp_context_h,
+    /// Not where it is the engine's.
+    owned: bool,
+}
 
 impl Context {
     /// Initialises UCX with `settings` over those of the environment; `tls` is for the error's text.
@@ -20,22 +27,50 @@ impl Context {
         for (name, value) in settings {
             config.set(name, value)?;
         }
+        for (name, value) in VERBS.iter().filter(|(name, _)| !set_by_operator(name)) {
+            if let Err(error) = config.set(name, value) {
+                tracing::debug!(%error, "not a setting of this ucx");
+            }
+        }
         let mut params = ucx::ucp_params_t::zeroed();
-        params.field_mask = u64::from(ucx::ucp_params_field_UCP_PARAM_FIELD_FEATURES);
-        params.features = u64::from(ucx::ucp_feature_UCP_FEATURE_AM | ucx::ucp_feature_UCP_FEATURE_WAKEUP);
+        params.field_mask =
+            u64::from(ucx::ucp_params_field_UCP_PARAM_FIELD_FEATURES | ucx::ucp_params_field_UCP_PARAM_FIELD_MT_WORKERS_SHARED);
+        params.features =
+            u64::from(ucx::ucp_feature_UCP_FEATURE_AM | ucx::ucp_feature_UCP_FEATURE_RMA | ucx::ucp_feature_UCP_FEATURE_WAKEUP);
+        // Memory is registered and given back by any thread.
+        params.mt_workers_shared = 1;
         let mut context = ptr::null_mut();
         // SAFETY: the parameters and the configuration are valid, and UCX copies both.
         let status = unsafe {
             ucx::ucp_init_version(ucx::UCP_API_MAJOR, ucx::UCP_API_MINOR, &raw const params, config.0, &raw mut context)
         };
         match Status::check(status) {
-            Ok(()) => Ok(Self(context)),
+            Ok(()) => Ok(Self { raw: context, owned: true }),
             Err(status) => Err(UcxError::Unavailable { tls: tls.to_owned(), status: status.text() }),
         }
     }
 
+    /// The engine's context.
+    ///
+    /// # Safety
+    /// It must outlive what is returned, and be initialised with `mt_workers_shared`.
+    #[cfg(feature = "borrowed-worker")]
+    pub(crate) unsafe fn borrow(raw: ucx::ucp_context_h) -> Self {
+        Self { raw, owned: false }
+    }
+
     pub(super) fn raw(&self) -> ucx::ucp_context_h {
-        self.0
+        self.raw
+    }
+
+    /// The types of memory that UCX can tell apart here, by its names.
+    pub(crate) fn memory_types(&self) -> Vec<&'static str> {
+        let mut attr = ucx::ucp_context_attr_t::zeroed();
+        attr.field_mask = u64::from(ucx::ucp_context_attr_field_UCP_ATTR_FIELD_MEMORY_TYPES);
+        // SAFETY: the context lives.
+        let status = unsafe { ucx::ucp_context_query(self.raw, &raw mut attr) };
+        let found = if Status::check(status).is_ok() { attr.memory_types } else { 0 };
+        (0..u64::BITS).filter(|bit| found >> bit & 1 == 1).map(memory::name).collect()
     }
 
     /// What UCX found, each as `transport/device`. Empty if UCX will not tell.
@@ -43,7 +78,7 @@ impl Context {
         // UCX tells only in print: `#  resource 0 :  md 0  dev 1  flags -- tcp/eth0`.
         let printed = printed(|stream| {
             // SAFETY: the context lives, and the stream is open.
-            unsafe { ucx::ucp_context_print_info(self.0, stream) };
+            unsafe { ucx::ucp_context_print_info(self.raw, stream) };
         });
         let resources = printed.lines().filter(|line| line.contains(" resource "));
         resources.filter_map(|line| line.split_whitespace().last()).map(str::to_owned).collect()
@@ -52,10 +87,17 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: ours, and nothing that needs it lives any more: workers hold it by `Rc`.
-        unsafe { ucx::ucp_cleanup(self.0) };
+        if self.owned {
+            // SAFETY: ours, and nothing that needs it lives any more: workers and mappings hold it.
+            unsafe { ucx::ucp_cleanup(self.raw) };
+        }
     }
 }
+
+// SAFETY: UCX locks a context that is shared between threads; a borrowed one is promised to be such.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
 
 /// The settings for one initialisation.
 struct Config(*mut ucx::ucp_config_t);
@@ -118,4 +160,17 @@ unsafe extern "C" {
     fn open_memstream(text: *mut *mut c_char, length: *mut usize) -> *mut ucx::FILE;
     fn fclose(stream: *mut ucx::FILE) -> c_int;
     fn free(memory: *mut c_void);
+}
+
+#[cfg(all(test, feature = "rdma"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ucx_with_verbs_takes_our_settings_for_verbs() {
+        let mut config = Config::read().unwrap();
+        for (name, value) in VERBS {
+            assert_eq!(config.set(name, value), Ok(()), "{name}");
+        }
+    }
 }

@@ -5,22 +5,62 @@ use std::{
     ffi::{CStr, c_char, c_void},
     ptr,
     rc::Rc,
+    sync::Arc,
 };
 
+use lease_proto::id::Token;
 use ucx_sys::sys as ucx;
 
 use super::{
-    Status, Worker, Zeroed as _,
-    mailbox::{Event, Mailbox, NOTIFY, PING, ping_to_bytes},
-    operation::{self, Kind},
+    Mapped, RemoteKey, Status, Worker, Zeroed as _,
+    mailbox::{Event, Mailbox},
+    operation::{self, Call, EAGER, Kind, Operation, REPLY},
 };
-use crate::metadata::Address;
+use crate::{
+    messages::{Ask, Part, Ping, id},
+    metadata::Address,
+};
 
 /// A connection. Dropping it closes it by force, without waiting.
 pub(crate) struct Endpoint {
     raw: ucx::ucp_ep_h,
+    /// The first of the peer's active-message ids.
+    ids: u16,
+    /// Known once it is connected.
+    fabric: Cell<Option<Fabric>>,
     link: Rc<Link>,
     worker: Rc<Worker>,
+}
+
+/// What a connection goes by, as far as it matters for reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Fabric {
+    /// It reads without the owner. What UCX emulates by messages does not count.
+    pub(crate) one_sided: bool,
+    /// It is the memory of one machine.
+    pub(crate) shared_memory: bool,
+}
+
+const ONE_SIDED: [&str; 2] = ["rc_", "dc_"];
+const SHARED_MEMORY: [&str; 5] = ["posix/", "sysv/", "cma/", "knem/", "xpmem/"];
+
+fn is_of(resource: &str, transports: &[&str]) -> bool {
+    transports.iter().any(|transport| resource.starts_with(transport))
+}
+
+/// Whether UCX reads remote memory by a resource, `transport/device`, without the owner's process.
+pub(crate) fn reads_by_itself(resource: &str) -> bool {
+    is_of(resource, &ONE_SIDED)
+}
+
+/// What is asked of an owner: a part of a read.
+pub(crate) struct Asking<'a> {
+    pub(crate) read: u64,
+    pub(crate) token: Token,
+    pub(crate) region: u64,
+    /// Whether it shall be copied, and settled by that.
+    pub(crate) settle: bool,
+    pub(crate) into: &'a Arc<Mapped>,
 }
 
 /// What an endpoint shares with its operations and its error callback.
@@ -51,33 +91,73 @@ impl Endpoint {
         // the endpoint, after whose closing UCX does not call the handler.
         let status = unsafe { ucx::ucp_ep_create(worker.raw(), &raw const params, &raw mut raw) };
         Status::check(status)?;
-        Ok(Self { raw, link, worker: Rc::clone(worker) })
+        Ok(Self { raw, ids: address.ids(), fabric: Cell::new(None), link, worker: Rc::clone(worker) })
     }
 
     /// Sends a notification.
     pub(crate) fn notify(&self, bytes: &[u8]) -> Result<(), Status> {
-        self.send(NOTIFY, Kind::Notify(Rc::clone(&self.link)), bytes)
+        let operation = self.worker.mailbox().operation_with(Kind::Notify(Rc::clone(&self.link)), bytes);
+        self.send(id::NOTIFY, EAGER, operation)
     }
 
     /// Asks the peer for an [`Event::Pong`] with this endpoint's key and `nonce`.
     pub(crate) fn ping(&self, nonce: u64) -> Result<(), Status> {
-        self.send(PING, Kind::Plain, &ping_to_bytes(self.link.key, nonce))
+        let mailbox = self.worker.mailbox();
+        let ping = Ping { key: self.link.key, nonce, ids: mailbox.ids };
+        self.send(id::PING, EAGER | REPLY, mailbox.operation_with(Kind::Plain, &ping.to_bytes()))
+    }
+
+    /// Asks the peer for these parts of its region, `length` bytes in all, to land in `into` from `offset` on; without any, whether
+    /// the token still holds. Ends with an [`Event::Landed`] or [`Event::Refused`], also where it cannot begin.
+    pub(crate) fn ask(&self, asking: &Asking<'_>, offset: usize, length: usize, parts: impl Iterator<Item = Part>) {
+        let mailbox = self.worker.mailbox();
+        let landing = mailbox.expect(asking.read, Arc::clone(asking.into), offset, length);
+        let mut operation = mailbox.operation(Kind::Ask(landing));
+        Ask::write(operation.buffer(), landing, (mailbox.ids, asking.settle), asking.token, asking.region, parts);
+        let _ = self.send(id::ASK, EAGER | REPLY, operation);
+    }
+
+    /// Reads `length` bytes at `address` of the peer's memory without its help, into `into` from `offset` on. Ends with an
+    /// [`Event::Landed`], also where it cannot begin.
+    pub(crate) fn get(&self, read: u64, key: &Rc<RemoteKey>, address: u64, into: &Arc<Mapped>, offset: usize, length: usize) {
+        let mailbox = self.worker.mailbox();
+        let mut operation = mailbox.operation(Kind::Land { read, bytes: length });
+        operation.needs(key);
+        if operation.touch(into, offset, length).is_none() {
+            return mailbox.post(Event::Landed { read, bytes: length, result: Err(Status::CUT_SHORT) });
+        }
+        let _ = operation::post(mailbox, operation, Call::Send(0), |handed| {
+            // SAFETY: the endpoint is open, the operation holds the key, which is of this endpoint, the range was checked
+            // against the region that the peer described, and the operation holds the destination as well.
+            unsafe { ucx::ucp_get_nbx(self.raw, handed.data, handed.count, address, key.raw(), handed.param) }
+        });
     }
 
     /// Asks for an [`Event::Flushed`] once all that was sent is done.
     pub(crate) fn flush(&self) {
         let mailbox = self.worker.mailbox();
-        let operation = mailbox.operation(Kind::Flush(self.link.key), &[]);
+        let operation = mailbox.operation(Kind::Flush(self.link.key));
         // A flush that is refused is over as well, and says so by the same event.
-        let _ = operation::post(mailbox, operation, 0, |_, param| {
+        let _ = operation::post(mailbox, operation, Call::Send(0), |handed| {
             // SAFETY: the endpoint is open.
-            unsafe { ucx::ucp_ep_flush_nbx(self.raw, param) }
+            unsafe { ucx::ucp_ep_flush_nbx(self.raw, handed.param) }
         });
     }
 
     /// Notifications in flight, and their bytes.
     pub(crate) fn in_flight(&self) -> (usize, usize) {
         (self.link.ops.get(), self.link.bytes.get())
+    }
+
+    /// What it uses, once it is connected.
+    pub(crate) fn fabric(&self) -> Fabric {
+        self.fabric.get().unwrap_or_else(|| {
+            let resources = self.resources();
+            let uses = |transports: &[&str]| resources.iter().any(|resource| is_of(resource, transports));
+            let fabric = Fabric { one_sided: uses(&ONE_SIDED), shared_memory: uses(&SHARED_MEMORY) };
+            self.fabric.set(Some(fabric));
+            fabric
+        })
     }
 
     /// The transports and devices it uses, each as `transport/device`.
@@ -97,9 +177,18 @@ impl Endpoint {
         entries.iter().take(found).map(|entry| format!("{}/{}", text(entry.transport_name), text(entry.device_name))).collect()
     }
 
-    fn send(&self, id: u32, kind: Kind, bytes: &[u8]) -> Result<(), Status> {
+    pub(super) fn raw(&self) -> ucx::ucp_ep_h {
+        self.raw
+    }
+
+    pub(super) fn worker(&self) -> &Rc<Worker> {
+        &self.worker
+    }
+
+    fn send(&self, message: u16, flags: u32, operation: Box<Operation>) -> Result<(), Status> {
+        let message = self.ids.saturating_add(message);
         // SAFETY: the endpoint is open, and of this worker, which never leaves its thread.
-        unsafe { operation::send(self.worker.mailbox(), self.raw, id, kind, bytes) }
+        unsafe { operation::send(self.worker.mailbox(), self.raw, message, flags, operation) }
     }
 }
 
@@ -107,9 +196,9 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         let mailbox = self.worker.mailbox();
         let flags = ucx::ucp_ep_close_flags_t_UCP_EP_CLOSE_FLAG_FORCE;
-        let closed = operation::post(mailbox, mailbox.operation(Kind::Plain, &[]), flags, |_, param| {
+        let closed = operation::post(mailbox, mailbox.operation(Kind::Plain), Call::Send(flags), |handed| {
             // SAFETY: open until here, and closed once.
-            unsafe { ucx::ucp_ep_close_nbx(self.raw, param) }
+            unsafe { ucx::ucp_ep_close_nbx(self.raw, handed.param) }
         });
         if let Err(status) = closed {
             tracing::warn!(status = status.text(), "closing an endpoint failed");

@@ -1,12 +1,24 @@
-//! Where callbacks leave what happened, for the worker's owner to collect.
+//! Where callbacks leave what happened, for the worker's owner to collect, and what they need to know.
 
-use std::{cell::Cell, collections::VecDeque, ffi::c_void, slice};
+use std::{
+    cell::Cell,
+    collections::{HashMap, VecDeque, hash_map::Entry},
+    hash::{BuildHasher as _, RandomState},
+    ptr,
+    sync::Arc,
+};
 
+use lease_proto::permits::Permits;
 use ucx_sys::sys as ucx;
 
 use super::{
-    Status,
-    operation::{self, Kind, Operation},
+    Mapped, Status,
+    landing::{Expected, Landings},
+    operation::{Kind, Operation},
+};
+use crate::{
+    messages::{Landing, Reason},
+    regions::Regions,
 };
 
 /// What happened.
@@ -19,6 +31,10 @@ pub(crate) enum Event {
     Failed { key: u64, status: Status },
     /// All that was sent on the endpoint `key` before its flush is done, well or not.
     Flushed { key: u64 },
+    /// Bytes of a read landed, or did not; whether the owner said that the lease held until they were read.
+    Landed { read: u64, bytes: usize, result: Result<bool, Status> },
+    /// An owner does not serve bytes of a read, which begin there in its destination.
+    Refused { read: u64, offset: usize, bytes: usize, reason: Reason },
 }
 
 /// What a peer may cost.
@@ -28,22 +44,37 @@ pub(crate) struct Limits {
     pub(crate) message: usize,
     /// Most answers to pings in flight.
     pub(crate) pongs: usize,
+    /// Most answers to asks in flight.
+    pub(crate) serving: usize,
+    /// Most refusals of asks in flight.
+    pub(crate) refusing: usize,
 }
 
-/// Active-message ids.
-pub(super) const NOTIFY: u32 = 0;
-pub(super) const PING: u32 = 1;
-pub(super) const PONG: u32 = 2;
+/// What reads are served by.
+pub(crate) struct Served {
+    pub(crate) permits: Permits,
+    pub(crate) regions: Regions,
+}
 
 /// Buffers and operations kept for reuse, so that a steady flow allocates nothing.
-const SPARE: usize = 64;
+const SPARE: usize = 256;
 /// Largest buffer kept.
 pub(super) const SPARE_BYTES: usize = 64 << 10;
 
 /// Owned by a worker until after its destruction; callbacks get a pointer to it.
 pub(super) struct Mailbox {
-    limits: Limits,
+    pub(super) limits: Limits,
+    /// The first of this worker's active-message ids.
+    pub(super) ids: u16,
+    pub(super) served: Served,
+    /// Set once the worker is there.
+    pub(super) worker: Cell<ucx::ucp_worker_h>,
+    landings: Cell<Landings>,
+    secret: RandomState,
+    secrets: Cell<u64>,
     events: Cell<VecDeque<Event>>,
+    /// How many.
+    waiting: Cell<usize>,
     buffers: Cell<Vec<Vec<u8>>>,
     #[allow(clippy::vec_box)] // The box is what UCX holds meanwhile.
     operations: Cell<Vec<Box<Operation>>>,
@@ -51,28 +82,55 @@ pub(super) struct Mailbox {
     pub(super) outstanding: Cell<usize>,
     /// Those that answer pings.
     pub(super) pongs: Cell<usize>,
+    /// Those that answer asks.
+    pub(super) serving: Cell<usize>,
+    /// Those that refuse asks.
+    pub(super) refusing: Cell<usize>,
+    /// How many answers wait on each endpoint. UCX keeps it until then, even one that failed.
+    answering: Cell<HashMap<ucx::ucp_ep_h, usize>>,
     /// Messages dropped because no honest peer sends such.
     pub(super) refused: Cell<usize>,
 }
 
 impl Mailbox {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: Limits, ids: u16, served: Served) -> Self {
         Self {
             limits,
+            ids,
+            served,
+            worker: Cell::new(ptr::null_mut()),
+            landings: Cell::default(),
+            secret: RandomState::new(),
+            secrets: Cell::new(0),
             events: Cell::default(),
+            waiting: Cell::new(0),
             buffers: Cell::default(),
             operations: Cell::default(),
             outstanding: Cell::new(0),
             pongs: Cell::new(0),
+            serving: Cell::new(0),
+            refusing: Cell::new(0),
+            answering: Cell::default(),
             refused: Cell::new(0),
         }
     }
 
     pub(super) fn post(&self, event: Event) {
+        add(&self.waiting, 1);
         with(&self.events, |events| events.push_back(event));
     }
 
+    #[inline]
+    pub(super) fn is_quiet(&self) -> bool {
+        self.waiting.get() == 0
+    }
+
     pub(super) fn next(&self) -> Option<Event> {
+        // Most often there is none, and then nothing is moved.
+        if self.is_quiet() {
+            return None;
+        }
+        subtract(&self.waiting, 1);
         with(&self.events, VecDeque::pop_front)
     }
 
@@ -83,10 +141,17 @@ impl Mailbox {
         }
     }
 
-    /// An operation of `kind` that owns a copy of `bytes`.
-    pub(super) fn operation(&self, kind: Kind, bytes: &[u8]) -> Box<Operation> {
+    /// An operation of `kind`.
+    pub(super) fn operation(&self, kind: Kind) -> Box<Operation> {
         let mut operation = with(&self.operations, Vec::pop).unwrap_or_default();
-        operation.begin(self, kind, bytes);
+        operation.begin(self, kind);
+        operation
+    }
+
+    /// An operation of `kind` that sends a copy of `bytes`.
+    pub(super) fn operation_with(&self, kind: Kind, bytes: &[u8]) -> Box<Operation> {
+        let mut operation = self.operation(kind);
+        operation.buffer().extend_from_slice(bytes);
         operation
     }
 
@@ -94,14 +159,63 @@ impl Mailbox {
         with(&self.operations, |operations| keep(operations, operation));
     }
 
-    fn message(&self, bytes: &[u8]) {
+    /// A place where `length` bytes of a read will land.
+    pub(super) fn expect(&self, read: u64, mapped: Arc<Mapped>, offset: usize, length: usize) -> Landing {
+        let nonce = self.next_secret();
+        with(&self.landings, |landings| landings.add(nonce, Expected { read, mapped, offset, length }))
+    }
+
+    /// A number that no peer can guess.
+    pub(crate) fn next_secret(&self) -> u64 {
+        self.secrets.set(self.secrets.get().wrapping_add(1));
+        self.secret.hash_one(self.secrets.get())
+    }
+
+    pub(super) fn take_landing(&self, landing: Landing) -> Option<Expected> {
+        with(&self.landings, |landings| landings.take(landing))
+    }
+
+    /// Nothing will land there, if it has not.
+    pub(super) fn fail(&self, landing: Landing, status: Status) {
+        if let Some(Expected { read, length, .. }) = self.take_landing(landing) {
+            self.post(Event::Landed { read, bytes: length, result: Err(status) });
+        }
+    }
+
+    /// Nothing that was asked for this read lands any more, except what is landing already; how many places, and bytes, that was.
+    pub(super) fn give_up(&self, read: u64) -> (usize, usize) {
+        with(&self.landings, |landings| landings.give_up(read))
+    }
+
+    /// An answer could not go out on `reply` at once.
+    pub(super) fn answer_waits(&self, reply: ucx::ucp_ep_h) {
+        with(&self.answering, |answering| *answering.entry(reply).or_default() += 1);
+    }
+
+    pub(super) fn answer_waits_no_more(&self, reply: ucx::ucp_ep_h) {
+        with(&self.answering, |answering| {
+            if let Entry::Occupied(mut waiting) = answering.entry(reply) {
+                *waiting.get_mut() -= 1;
+                if *waiting.get() == 0 {
+                    waiting.remove();
+                }
+            }
+        });
+    }
+
+    /// The endpoints on which answers wait.
+    pub(super) fn answering(&self) -> Vec<ucx::ucp_ep_h> {
+        with(&self.answering, |answering| answering.keys().copied().collect())
+    }
+
+    pub(super) fn message(&self, bytes: &[u8]) {
         let mut buffer = with(&self.buffers, Vec::pop).unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(bytes);
         self.post(Event::Message(buffer));
     }
 
-    fn refuse(&self) {
+    pub(super) fn refuse(&self) {
         add(&self.refused, 1);
     }
 }
@@ -126,105 +240,4 @@ fn keep<T>(spares: &mut Vec<T>, spare: T) {
     if spares.len() < SPARE {
         spares.push(spare);
     }
-}
-
-/// A message as its callback sees it.
-struct Received<'a> {
-    mailbox: &'a Mailbox,
-    /// `None` for data that a peer wants us to fetch, which no peer of ours does, and for data over the limit.
-    bytes: Option<&'a [u8]>,
-    /// The endpoint to answer on, null without one.
-    reply: ucx::ucp_ep_h,
-}
-
-/// # Safety
-/// The arguments of an active-message callback that was registered with a [`Mailbox`] as `arg`, during the call.
-unsafe fn received<'a>(
-    arg: *mut c_void,
-    data: *mut c_void,
-    length: usize,
-    param: *const ucx::ucp_am_recv_param_t,
-) -> Received<'a> {
-    // SAFETY: the worker that calls keeps its mailbox until after its own destruction.
-    let mailbox = unsafe { &*arg.cast_const().cast::<Mailbox>() };
-    // SAFETY: UCX passes valid parameters for the time of the call.
-    let ucx::ucp_am_recv_param_t { recv_attr, reply_ep } = unsafe { *param };
-    let has = |flag: u32| recv_attr & u64::from(flag) != 0;
-    let bytes = if has(ucx::ucp_am_recv_attr_t_UCP_AM_RECV_ATTR_FLAG_RNDV) || length > mailbox.limits.message {
-        None
-    } else if length == 0 || data.is_null() {
-        Some(&[][..])
-    } else {
-        // SAFETY: without the rendezvous flag, `data` is the whole message for the time of the call.
-        Some(unsafe { slice::from_raw_parts(data.cast_const().cast::<u8>(), length) })
-    };
-    let reply = if has(ucx::ucp_am_recv_attr_t_UCP_AM_RECV_ATTR_FIELD_REPLY_EP) { reply_ep } else { std::ptr::null_mut() };
-    Received { mailbox, bytes, reply }
-}
-
-pub(super) unsafe extern "C" fn on_notify(
-    arg: *mut c_void,
-    _header: *const c_void,
-    _header_length: usize,
-    data: *mut c_void,
-    length: usize,
-    param: *const ucx::ucp_am_recv_param_t,
-) -> ucx::ucs_status_t {
-    // SAFETY: UCX's arguments, passed on.
-    let received = unsafe { received(arg, data, length, param) };
-    match received.bytes {
-        Some(bytes) => received.mailbox.message(bytes),
-        None => received.mailbox.refuse(),
-    }
-    ucx::ucs_status_t_UCS_OK
-}
-
-pub(super) unsafe extern "C" fn on_ping(
-    arg: *mut c_void,
-    _header: *const c_void,
-    _header_length: usize,
-    data: *mut c_void,
-    length: usize,
-    param: *const ucx::ucp_am_recv_param_t,
-) -> ucx::ucs_status_t {
-    // SAFETY: UCX's arguments, passed on.
-    let Received { mailbox, bytes, reply } = unsafe { received(arg, data, length, param) };
-    match bytes {
-        Some(bytes) if bytes.len() == PING_LENGTH && !reply.is_null() && mailbox.pongs.get() < mailbox.limits.pongs => {
-            // A peer that cannot be answered learns it from its own connection.
-            // SAFETY: UCX vouches for the endpoint during the call.
-            let _ = unsafe { operation::send(mailbox, reply, PONG, Kind::Pong, bytes) };
-        }
-        _ => mailbox.refuse(),
-    }
-    ucx::ucs_status_t_UCS_OK
-}
-
-pub(super) unsafe extern "C" fn on_pong(
-    arg: *mut c_void,
-    _header: *const c_void,
-    _header_length: usize,
-    data: *mut c_void,
-    length: usize,
-    param: *const ucx::ucp_am_recv_param_t,
-) -> ucx::ucs_status_t {
-    // SAFETY: UCX's arguments, passed on.
-    let received = unsafe { received(arg, data, length, param) };
-    match received.bytes.and_then(ping_from_bytes) {
-        Some((key, nonce)) => received.mailbox.post(Event::Pong { key, nonce }),
-        None => received.mailbox.refuse(),
-    }
-    ucx::ucs_status_t_UCS_OK
-}
-
-const PING_LENGTH: usize = 16;
-
-/// A ping, which a pong repeats: which connection asks, and a number that only its peer has seen.
-pub(super) fn ping_to_bytes(key: u64, nonce: u64) -> [u8; PING_LENGTH] {
-    (u128::from(key) | u128::from(nonce) << 64).to_le_bytes()
-}
-
-fn ping_from_bytes(bytes: &[u8]) -> Option<(u64, u64)> {
-    let both = u128::from_le_bytes(bytes.try_into().ok()?);
-    Some((both as u64, (both >> 64) as u64))
 }

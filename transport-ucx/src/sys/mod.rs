@@ -1,17 +1,26 @@
 //! UCX behind safe types: the only module with `unsafe` in it.
 //!
 //! What keeps it sound:
-//! - Ownership is the order of destruction: an [`Endpoint`] holds its [`Worker`], a worker its [`Context`].
-//! - An operation owns its buffer from the call until UCX is done with it (`operation`).
+//! - Ownership is the order of destruction: an [`Endpoint`] holds its [`Worker`], worker and mapped memory hold their [`Context`].
+//! - An operation owns its buffer from the call until UCX is done with it, and holds the memory that it touches (`operation`).
 //! - Callbacks only move bytes into the worker's `Mailbox`. They run inside calls into UCX on the worker's thread, so the mailbox
 //!   needs no lock, and it lends nothing out across a call, so they find it free. They hold no code that panics, and a panic in
 //!   an `extern "C"` function aborts.
-//! - Nothing here is `Send`: a worker stays on the thread that made it.
+//! - Nothing of a worker is `Send`: it stays on the thread that made it. Context and mapped memory are, since UCX locks them.
 
+#[cfg(feature = "borrowed-worker")]
+mod borrow;
+mod callbacks;
 mod context;
 mod endpoint;
+#[cfg(feature = "borrowed-worker")]
+mod engine;
+mod landing;
 mod mailbox;
+mod memory;
 mod operation;
+mod remote_key;
+mod serve;
 mod worker;
 
 use std::mem;
@@ -20,8 +29,12 @@ use lease_proto::transport::ErrorKind;
 use ucx_sys::sys as ucx;
 
 pub(crate) use context::Context;
-pub(crate) use endpoint::Endpoint;
-pub(crate) use mailbox::{Event, Limits};
+pub(crate) use endpoint::{Asking, Endpoint, reads_by_itself};
+#[cfg(feature = "borrowed-worker")]
+pub use engine::EngineWorker;
+pub(crate) use mailbox::{Event, Limits, Served};
+pub(crate) use memory::Mapped;
+pub(crate) use remote_key::RemoteKey;
 pub(crate) use worker::Worker;
 
 /// Major and minor version of the API that this build calls.
@@ -32,6 +45,9 @@ pub(crate) const API: (u8, u8) = (ucx::UCP_API_MAJOR as u8, ucx::UCP_API_MINOR a
 pub(crate) struct Status(ucx::ucs_status_t);
 
 impl Status {
+    /// Of a message that is not as long as was asked for.
+    const CUT_SHORT: Self = Self(ucx::ucs_status_t_UCS_ERR_MESSAGE_TRUNCATED);
+
     fn check(status: ucx::ucs_status_t) -> Result<(), Self> {
         if status == ucx::ucs_status_t_UCS_OK { Ok(()) } else { Err(Self(status)) }
     }
@@ -72,6 +88,9 @@ macro_rules! zeroed {
 
 zeroed!(
     ucp_params_t,
+    ucp_context_attr_t,
+    ucp_mem_map_params_t,
+    ucp_mem_attr_t,
     ucp_worker_params_t,
     ucp_worker_attr_t,
     ucp_am_handler_param_t,

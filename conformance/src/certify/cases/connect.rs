@@ -48,7 +48,7 @@ fn arrives(bench: &mut Bench, from: NodeId, to: NodeId, peer: u64) -> Result<(),
 }
 
 /// What a node has told about a ticket or a peer by now, after a moment without anything new.
-fn told(bench: &mut Bench, node: NodeId, event: &str, key: &str, number: u64) -> Result<usize, Trouble> {
+pub(super) fn told(bench: &mut Bench, node: NodeId, event: &str, key: &str, number: u64) -> Result<usize, Trouble> {
     const MOST: usize = 10_000; // who goes on telling does not hold it up for ever
     for _ in 0..MOST {
         if bench.next(node, MOMENT)?.is_none() {
@@ -120,7 +120,7 @@ fn gone(bench: &mut Bench) -> Result<(), Trouble> {
 }
 
 /// Within which time the death of a peer is reported, as the transport states it.
-fn within(states: &Value) -> Option<Duration> {
+pub(super) fn within(states: &Value) -> Option<Duration> {
     states["dead_peer"].as_str()?.parse().ok()
 }
 

@@ -2,7 +2,7 @@
 
 use lease_proto::wire::Wire::{self, Native, Vllm};
 
-use super::{Bench, Case, Command, Trouble, ensure, expired, grant, in_time, pair, read, renewed, time, track, until};
+use super::{Bench, Case, Command, Lease, Trouble, ensure, expired, grant, in_time, pair, read, renewed, time, track, until};
 
 pub(super) const CASES: &[Case] = &[
     Case { id: "lease/native/grant", requires: "a grant is told with its expiry, one lease ahead", run: |b| granted(b, Native) },
@@ -18,6 +18,16 @@ pub(super) const CASES: &[Case] = &[
         id: "lease/vllm/complete",
         requires: "a completion frees the blocks; the read stays unverified",
         run: |b| complete(b, Vllm),
+    },
+    Case {
+        id: "lease/native/served",
+        requires: "a real read is valid by a proof of its own kind: served where owners serve, else deadline or completion",
+        run: served,
+    },
+    Case {
+        id: "lease/native/fenced",
+        requires: "a read of blocks that are fenced at their lease's end is valid by that, where the transport states it",
+        run: fenced,
     },
     Case {
         id: "lease/native/release",
@@ -96,6 +106,45 @@ fn complete(bench: &mut Bench, wire: Wire) -> Result<(), Trouble> {
     let freed = bench.wait(holder, "freed", |event| event["request"] == "a")?;
     ensure(freed["reason"] == "completed", || format!("expected completed: {freed}"))?;
     bench.wait(reader, "resolved", |event| event["request"] == "a").map(|_| ())
+}
+
+/// Reads a request that was confirmed, and returns how it landed and what proves it.
+fn proof(bench: &mut Bench, reader: super::NodeId) -> Result<(String, String), Trouble> {
+    bench.wait(reader, "confirmed", |event| event["request"] == "a")?;
+    read(bench, reader, "a", "valid")?;
+    let text = |event: &str, key: &str| {
+        let seen = bench.seen(reader, event, "a");
+        seen.last().and_then(|seen| seen[key].as_str()).unwrap_or_default().to_owned()
+    };
+    Ok((text("read_landed", "outcome"), text("read_done", "proof")))
+}
+
+fn served(bench: &mut Bench) -> Result<(), Trouble> {
+    let (holder, reader) = renewed(bench, Native, "a")?;
+    let states = bench.tell(holder, Command::Metadata)?;
+    if states["reads"] == "none" {
+        return Err(Trouble::Skip("the transport does not read".into()));
+    }
+    let (landed, proof) = proof(bench, reader)?;
+    ensure(states["reads"] == landed.as_str(), || format!("expected it to land as {}: {landed}", states["reads"]))?;
+    let proofs: &[&str] = if landed == "served" { &["served"] } else { &["deadline", "completion"] };
+    ensure(proofs.contains(&proof.as_str()), || format!("expected it to be proven by {}, not by {proof}", proofs.join(" or ")))?;
+    let freed = bench.wait(holder, "freed", |event| event["request"] == "a")?;
+    ensure(freed["reason"] == "completed", || format!("expected completed: {freed}"))
+}
+
+fn fenced(bench: &mut Bench) -> Result<(), Trouble> {
+    let (holder, reader) = pair(bench, Native)?;
+    if bench.tell(holder, Command::Metadata)?["fence"] != true {
+        return Err(Trouble::Skip("the transport states no fence".into()));
+    }
+    let lease = Lease { request: "a".into(), one_lease: true, ..Lease::default() };
+    let params = bench.tell(holder, Command::Grant(lease))?;
+    track(bench, reader, &params)?;
+    let (landed, proof) = proof(bench, reader)?;
+    ensure([landed.as_str(), proof.as_str()] == ["fenced"; 2], || format!("expected fenced: {landed}, proven by {proof}"))?;
+    let freed = bench.wait(holder, "freed", |event| event["request"] == "a")?;
+    ensure(freed["reason"] == "completed", || format!("expected completed: {freed}"))
 }
 
 fn release(bench: &mut Bench, wire: Wire) -> Result<(), Trouble> {

@@ -3,7 +3,10 @@
 use serde_json::Value;
 
 use super::{Bench, Case, Command, NodeId, Trouble, ensure};
-use crate::engine::{Filling, hex, numbered, unhex};
+use crate::{
+    certify::lab::Signal,
+    engine::{Filling, hex, numbered, unhex},
+};
 
 pub(super) const CASES: &[Case] = &[
     Case { id: "notify/bytes", requires: "every byte value arrives unchanged", run: bytes },
@@ -21,9 +24,16 @@ pub(super) const CASES: &[Case] = &[
         run: order,
     },
     Case { id: "notify/complete", requires: "of many notifications none is lost and none doubled", run: complete },
+    Case {
+        id: "notify/never-polled",
+        requires: "who sends to a peer that takes nothing in is held back, and what was accepted arrives later",
+        run: never_polled,
+    },
 ];
 
 const MANY: u32 = 2000;
+/// Bytes that are more than a sender may accept for a receiver that takes nothing in.
+const TOO_MANY: usize = 64 << 20;
 
 /// Two raw nodes, the first connected to the second; the peer's number, and the second's stated limit and order.
 struct Linked {
@@ -138,4 +148,21 @@ fn complete(bench: &mut Bench) -> Result<(), Trouble> {
     ensure(numbers.iter().copied().eq(0..MANY), || "some are lost and others doubled".into())?;
     // What would be doubled comes before this one, or never.
     arrives(bench, &at, Filling::Hex("ffffffffff".into()), &[0xff; 5])
+}
+
+fn never_polled(bench: &mut Bench) -> Result<(), Trouble> {
+    let at = linked(bench)?;
+    let length = at.max.min(16 << 10);
+    bench.signal(at.to, Signal::Stop)?;
+    let answer = bench.tell(at.from, Command::NotifyUntilHeld { peer: at.peer, length, most: TOO_MANY })?;
+    ensure(answer["result"] == "would block", || format!("expected to be held back: {answer}"))?;
+    bench.signal(at.to, Signal::Continue)?;
+    let sent = answer["sent"].as_u64().unwrap_or_default() as u32;
+    let mut expected: std::collections::BTreeSet<String> = (0..sent).map(|number| hex(&numbered(number, length))).collect();
+    while !expected.is_empty() {
+        let event = bench.wait(at.to, "received", |_| true)?;
+        let known = event["hex"].as_str().is_some_and(|bytes| expected.remove(bytes));
+        ensure(known, || format!("not what was sent, or twice: {} bytes", event["length"]))?;
+    }
+    arrives(bench, &at, Filling::Hex("2a".into()), &[42])
 }

@@ -175,6 +175,7 @@ impl World<'_, '_> {
             extension: holder.terms.extension(),
             drift_ppm: holder.terms.drift_ppm(),
             frames: &[], // each rank's is handed in beside
+            regions: &[],
         };
         let track = Track { request: id, params: &params, reader };
         let targets = (0..).zip(grant.metadata.iter().cloned());

@@ -181,7 +181,7 @@ impl World {
             let (engine, frames) =
                 (identity.engine.as_bytes(), targets.iter().flat_map(|(_, frame)| frame.clone()).collect::<Vec<_>>());
             let (incarnation, ranks) = (identity.incarnation, identity.ranks);
-            let params = Parameters { token, incarnation, engine, ranks, extension, drift_ppm, frames: &frames };
+            let params = Parameters { token, incarnation, engine, ranks, extension, drift_ppm, frames: &frames, regions: &[] };
             at.track(cx, Track { request: &request, params: &params, reader }, targets)
         });
         if let Some(Ok(handle)) = handle {

@@ -1,0 +1,159 @@
+//! Memory that UCX knows: mapped, checked to be what it is, and unmapped when nothing touches it any more.
+
+use std::{
+    ptr, slice,
+    sync::{
+        Arc,
+        atomic::{AtomicPtr, Ordering},
+    },
+};
+
+use gpu_mem::{Kind, Memory};
+use ucx_sys::sys as ucx;
+
+use super::{Context, Status, Zeroed as _};
+use crate::UcxError;
+
+/// A mapping, with the memory and the context that it needs. Every operation that touches the memory holds it.
+pub(crate) struct Mapped {
+    /// Null once unmapped.
+    handle: AtomicPtr<ucx::ucp_mem>,
+    memory: Memory,
+    context: Arc<Context>,
+}
+
+impl Mapped {
+    pub(crate) fn new(context: Arc<Context>, memory: Memory) -> Result<Self, UcxError> {
+        let expected = memory_type(memory.kind());
+        Self::map(context, memory, expected)
+    }
+
+    /// As if host memory were of a device.
+    #[cfg(test)]
+    pub(crate) fn mistaken(context: Arc<Context>, memory: Memory) -> Result<Self, UcxError> {
+        Self::map(context, memory, ucx::ucs_memory_type_UCS_MEMORY_TYPE_CUDA)
+    }
+
+    fn map(context: Arc<Context>, memory: Memory, expected: ucx::ucs_memory_type_t) -> Result<Self, UcxError> {
+        let mut params = ucx::ucp_mem_map_params_t::zeroed();
+        params.field_mask = u64::from(
+            ucx::ucp_mem_map_params_field_UCP_MEM_MAP_PARAM_FIELD_ADDRESS
+                | ucx::ucp_mem_map_params_field_UCP_MEM_MAP_PARAM_FIELD_LENGTH,
+        );
+        params.address = memory.ptr().as_ptr().cast();
+        params.length = memory.len();
+        let mut handle = ptr::null_mut();
+        // SAFETY: the context lives, and the memory is owned by what is returned.
+        let status = unsafe { ucx::ucp_mem_map(context.raw(), &raw const params, &raw mut handle) };
+        Status::check(status).map_err(|status| UcxError::Backend { call: "ucp_mem_map", status: status.text() })?;
+        let mapped = Self { handle: AtomicPtr::new(handle), memory, context };
+        // A UCX without CUDA maps device memory as host memory and calls that a success.
+        let found = mapped.memory_type()?;
+        if found != expected {
+            return Err(UcxError::MemoryType { found: name(found), expected: name(expected) });
+        }
+        Ok(mapped)
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether this process may read it by itself.
+    pub(super) fn is_host(&self) -> bool {
+        self.memory.kind() == Kind::Host
+    }
+
+    /// Where it begins, for a peer's one-sided reads.
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.ptr().as_ptr() as u64
+    }
+
+    /// The byte at `offset`, if `length` bytes from there on are inside.
+    pub(super) fn at(&self, offset: usize, length: usize) -> Option<*mut u8> {
+        let inside = offset.checked_add(length).is_some_and(|end| end <= self.len());
+        inside.then(|| self.memory.ptr().as_ptr().wrapping_add(offset))
+    }
+
+    pub(super) fn raw(&self) -> ucx::ucp_mem_h {
+        self.handle.load(Ordering::Acquire)
+    }
+
+    pub(super) fn memory_type_hint(&self) -> ucx::ucs_memory_type_t {
+        memory_type(self.memory.kind())
+    }
+
+    /// What opens the memory to one-sided reads of a peer.
+    pub(crate) fn remote_key(&self) -> Result<Vec<u8>, UcxError> {
+        let (mut buffer, mut length) = (ptr::null_mut(), 0);
+        // SAFETY: context and mapping live.
+        let status = unsafe { ucx::ucp_rkey_pack(self.context.raw(), self.raw(), &raw mut buffer, &raw mut length) };
+        Status::check(status).map_err(|status| UcxError::Backend { call: "ucp_rkey_pack", status: status.text() })?;
+        // SAFETY: UCX filled both in, and the buffer is ours until released.
+        let key = unsafe { slice::from_raw_parts(buffer.cast_const().cast::<u8>(), length) }.to_vec();
+        // SAFETY: from `ucp_rkey_pack`, released once.
+        unsafe { ucx::ucp_rkey_buffer_release(buffer) };
+        Ok(key)
+    }
+
+    /// Ends the mapping. Nothing may be using it.
+    pub(crate) fn unmap(&self) -> Result<(), UcxError> {
+        let handle = self.handle.swap(ptr::null_mut(), Ordering::AcqRel);
+        if handle.is_null() {
+            return Ok(());
+        }
+        // SAFETY: ours, unmapped once; operations hold the mapping, and the caller vouches that there are none.
+        let status = unsafe { ucx::ucp_mem_unmap(self.context.raw(), handle) };
+        Status::check(status).map_err(|status| UcxError::Backend { call: "ucp_mem_unmap", status: status.text() })
+    }
+
+    fn memory_type(&self) -> Result<ucx::ucs_memory_type_t, UcxError> {
+        let mut attr = ucx::ucp_mem_attr_t::zeroed();
+        attr.field_mask = u64::from(ucx::ucp_mem_attr_field_UCP_MEM_ATTR_FIELD_MEM_TYPE);
+        // SAFETY: the mapping lives.
+        let status = unsafe { ucx::ucp_mem_query(self.raw(), &raw mut attr) };
+        Status::check(status).map_err(|status| UcxError::Backend { call: "ucp_mem_query", status: status.text() })?;
+        Ok(attr.mem_type)
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if let Err(error) = self.unmap() {
+            tracing::warn!(%error, "memory stays mapped");
+        }
+    }
+}
+
+fn memory_type(kind: Kind) -> ucx::ucs_memory_type_t {
+    match kind {
+        Kind::Host => ucx::ucs_memory_type_UCS_MEMORY_TYPE_HOST,
+        // A kind that this transport does not know is none that UCX would find.
+        _ => ucx::ucs_memory_type_UCS_MEMORY_TYPE_UNKNOWN,
+    }
+}
+
+/// UCX's name of a type of memory.
+pub(super) fn name(memory_type: ucx::ucs_memory_type_t) -> &'static str {
+    match memory_type {
+        ucx::ucs_memory_type_UCS_MEMORY_TYPE_HOST => "host",
+        ucx::ucs_memory_type_UCS_MEMORY_TYPE_CUDA => "cuda",
+        ucx::ucs_memory_type_UCS_MEMORY_TYPE_CUDA_MANAGED => "cuda-managed",
+        ucx::ucs_memory_type_UCS_MEMORY_TYPE_ROCM => "rocm",
+        ucx::ucs_memory_type_UCS_MEMORY_TYPE_ROCM_MANAGED => "rocm-managed",
+        ucx::ucs_memory_type_UCS_MEMORY_TYPE_RDMA => "rdma",
+        ucx::ucs_memory_type_UCS_MEMORY_TYPE_ZE_HOST => "ze-host",
+        ucx::ucs_memory_type_UCS_MEMORY_TYPE_ZE_DEVICE => "ze-device",
+        ucx::ucs_memory_type_UCS_MEMORY_TYPE_ZE_MANAGED => "ze-managed",
+        _ => "unknown",
+    }
+}
+
+// SAFETY: a mapping belongs to its context, which is shared between threads (`mt_workers_shared`), not to a worker.
+unsafe impl Send for Mapped {}
+// SAFETY: as above; the handle is atomic, and the memory is only reached by UCX.
+unsafe impl Sync for Mapped {}
