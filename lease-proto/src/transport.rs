@@ -297,7 +297,7 @@ pub trait Data: Control {
     /// anything moves. Until [`Incoming::ReadDone`] the destination is the transport's, whatever becomes of the peer.
     ///
     /// # Errors
-    /// `Invalid` for a region that is not this transport's, no ranges, empty ranges, ranges outside the region or the destination,
+    /// `Invalid` for a region or a destination that is not this transport's or of another life of the peer, no ranges, empty ranges, ranges outside the region or the destination,
     /// and a destination that is registered for one lease; `NotConnected`; `WouldBlock` when the bound on reads is reached.
     fn read(
         &mut self,

@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::collections::{HashSet, VecDeque};
+
 use common::{
     Seen, Spec, World,
-    lone::{LoneHolder, LoneReader},
+    lone::{Heard, LoneHolder, LoneReader},
     secs,
 };
 use lease_proto::{
@@ -72,6 +74,33 @@ fn a_beat_of_many_datagrams_is_not_slowed() {
     let gaps = starts.windows(2).map(|pair| pair[1].saturating_since(pair[0]));
     assert!(gaps.max().unwrap() <= secs("4.4"));
     assert!(world.nodes["d"].counters.answers_discarded == 0);
+}
+
+/// A transport that sends in the background, where a beat has not left when the flush returns: each lease is named all the same, also
+/// those that come after more renews than are remembered at a time.
+#[test]
+fn beats_that_leave_a_moment_after_the_flush_name_every_lease() {
+    const LEASES: u64 = 400;
+    for leaving in [true, false] {
+        let mut reader = LoneReader::with(Wire::Native, Config::default(), 512);
+        (reader.max_message, reader.leaving) = (160, leaving);
+        for number in 1..=LEASES {
+            reader.track(&format!("r{number}"), number);
+        }
+        let (mut named, mut under_way) = (HashSet::new(), VecDeque::new());
+        for now in (0..40_000).step_by(10) {
+            let sent = reader.poll(&format!("{}.{:03}", now / 1000, now % 1000));
+            let renews =
+                sent.iter().filter_map(|(_, heard)| if let Heard::Renew { tokens, .. } = heard { Some(tokens) } else { None });
+            named.extend(renews.flatten().map(|token| token.number));
+            under_way.push_back(sent);
+            if under_way.len() > 2 {
+                reader.grant_all(&under_way.pop_front().unwrap(), "20");
+            }
+        }
+        assert_eq!(named.len() as u64, LEASES, "leaving at once: {leaving}");
+        assert!((1..=LEASES).all(|number| reader.lost(&format!("r{number}")).is_none()));
+    }
 }
 
 /// A holder that takes no message large enough for one token: nothing is sent, nothing spins.

@@ -24,7 +24,8 @@ pub struct UcxConfig {
     /// Most bytes that are asked for from one peer and have not come; 8 MiB by default. One piece, of up to 1 MiB, may always be
     /// under way.
     pub max_read_bytes: usize,
-    /// Most answers to peers' reads under way, at least 1; 1024 by default. Peers that ask for more ask again after a moment.
+    /// Most answers to peers' reads under way, at least 1; 4096 by default: so many from where the bytes lie, and so many copies of up
+    /// to 64 KiB. One reader has at most 32 of them. Readers that ask for more ask again after a moment.
     pub max_serving: usize,
     /// Most connections that are open, being opened or being closed, 1 to 65536; 1024 by default.
     pub max_peers: usize,
@@ -34,7 +35,7 @@ pub struct UcxConfig {
     pub max_inbox_messages: usize,
     /// Most bytes that wait to be polled; 8 MiB by default. As for `max_inbox_messages`.
     pub max_inbox_bytes: usize,
-    /// How often UCX looks whether its peers live, at least 1 ms; 1 s by default. `UCX_KEEPALIVE_INTERVAL` overrides it, and then
+    /// How often UCX looks whether its peers live, 1 ms to 1 h; 1 s by default. `UCX_KEEPALIVE_INTERVAL` overrides it, and then
     /// no time is stated in the capabilities.
     pub keepalive: Duration,
     /// How long a connection that is being closed may take to send what it has accepted; 500 ms by default. Then it is closed by
@@ -51,7 +52,7 @@ impl Default for UcxConfig {
             max_in_flight_bytes: 4 << 20,
             max_reads: 256,
             max_read_bytes: 8 << 20,
-            max_serving: 1024,
+            max_serving: 4096,
             max_peers: 1024,
             max_inbox_messages: 1024,
             max_inbox_bytes: 8 << 20,
@@ -73,8 +74,8 @@ impl UcxConfig {
         in_range("max_serving", self.max_serving, self.max_serving > 0, "at least 1")?;
         in_range("max_inbox_messages", self.max_inbox_messages, self.max_inbox_messages > 0, "at least 1")?;
         in_range("max_peers", self.max_peers, (1..=1 << 16).contains(&self.max_peers), "1 to 65536")?;
-        if self.keepalive < Duration::from_millis(1) {
-            return Err(UcxError::Config { field: "keepalive", got: self.keepalive.to_string(), expected: "at least 0.001 s" });
+        if !(Duration::from_millis(1)..=Duration::from_secs(3600)).contains(&self.keepalive) {
+            return Err(UcxError::Config { field: "keepalive", got: self.keepalive.to_string(), expected: "0.001 to 3600 s" });
         }
         match &self.tls {
             Some(tls) if tls.is_empty() || tls.contains('\0') => {
@@ -90,7 +91,8 @@ impl UcxConfig {
         let keepalive = (KEEPALIVE, format!("{}ns", self.keepalive.as_nanos()));
         let defaults = DEFAULTS.iter().map(|&(name, value)| (name, value.to_owned())).chain([keepalive]);
         let mut settings: Vec<_> = defaults.filter(|(name, _)| !overridden(name)).collect();
-        settings.extend(self.tls.clone().map(|tls| ("TLS", tls)));
+        // UCX passes over a name with a space before it.
+        settings.extend(self.tls.as_ref().map(|tls| ("TLS", tls.replace(' ', ""))));
         settings
     }
 }
@@ -99,10 +101,12 @@ impl UcxConfig {
 pub(crate) const KEEPALIVE: &str = "KEEPALIVE_INTERVAL";
 
 /// Why each: the table in the crate's documentation.
-const DEFAULTS: [(&str, &str); 6] = [
+const DEFAULTS: [(&str, &str); 8] = [
     ("MM_ERROR_HANDLING", "y"),
     ("PROTO_EMULATION_ENABLE", "n"),
     (CACHE, "n"),
+    (GLOBAL_ADDRESS, "off"),
+    ("MAX_EAGER_RAILS", "1"),
     ("HANDLE_ERRORS", "none"),
     ("WARN_UNUSED_ENV_VARS", "n"),
     ("LOG_LEVEL", "fatal"),
@@ -114,10 +118,25 @@ pub(crate) const VERBS: [(&str, &str); 3] = [("IB_ASYNC_EVENTS", "n"), ("RC_VERB
 /// The setting that decides whether a registration can be fenced.
 const CACHE: &str = "RCACHE_ENABLE";
 
-/// Whether the operator has turned UCX's registration cache on; we turn it off.
-pub(crate) fn cache_is_on() -> bool {
+/// As above: one registration of the whole address space.
+const GLOBAL_ADDRESS: &str = "GVA_ENABLE";
+
+/// Whether the operator has turned something on, which we turn off, that keeps a registration alive beyond its end.
+pub(crate) fn registrations_outlive() -> bool {
     let off = |value: String| ["n", "no", "0", "off"].contains(&value.to_lowercase().as_str());
-    set_by_operator(CACHE) && !std::env::var(format!("UCX_{CACHE}")).is_ok_and(off)
+    let is_on = |name| set_by_operator(name) && !std::env::var(format!("UCX_{name}")).is_ok_and(off);
+    is_on(CACHE) || is_on(GLOBAL_ADDRESS)
+}
+
+/// What the environment says to UCX, for errors that may come of it.
+pub(crate) fn variables() -> String {
+    let text = |part: &std::ffi::OsStr| part.to_string_lossy().into_owned();
+    let mut set: Vec<String> = std::env::vars_os()
+        .filter(|(name, _)| name.as_encoded_bytes().starts_with(b"UCX_") && name != "UCX_DIR")
+        .map(|(name, value)| format!("{}={}", text(&name), text(&value)))
+        .collect();
+    set.sort_unstable();
+    set.join(", ")
 }
 
 /// Whether the operator has set `UCX_{name}`.
@@ -142,7 +161,7 @@ mod tests {
     #[test]
     fn numbers_that_cannot_work_are_refused_by_name() {
         type Change = fn(&mut UcxConfig);
-        let wrong: [(&str, Change); 10] = [
+        let wrong: [(&str, Change); 11] = [
             ("max_reads", |c| c.max_reads = 0),
             ("max_serving", |c| c.max_serving = 0),
             ("max_notification", |c| c.max_notification = 0),
@@ -151,6 +170,7 @@ mod tests {
             ("max_inbox_messages", |c| c.max_inbox_messages = 0),
             ("max_peers", |c| c.max_peers = 0),
             ("keepalive", |c| c.keepalive = Duration::ZERO),
+            ("keepalive", |c| c.keepalive = Duration::MAX),
             ("tls", |c| c.tls = Some(String::new())),
             ("tls", |c| c.tls = Some("tcp\0".to_owned())),
         ];

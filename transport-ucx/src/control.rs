@@ -99,6 +99,8 @@ impl Control for UcxTransport {
         let (started, budget) = (Instant::now(), budget.into());
         // As soon as nothing moves, only a peer could help.
         while self.worker.outstanding() > 0 && !self.inbox_is_full() && self.progress() && started.elapsed() < budget {}
+        // Also where nothing may be taken in.
+        self.tend();
         Ok(())
     }
 

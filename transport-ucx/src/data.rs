@@ -11,7 +11,7 @@ use lease_proto::{
 use crate::{
     UcxError, UcxTransport,
     ranges::Ranges,
-    regions::{Region, RemoteRegion},
+    regions::{Region, Registrar, RemoteRegion},
     sys::Mapped,
     transport::Arrival,
 };
@@ -48,19 +48,21 @@ impl Data for UcxTransport {
         into: &Region,
         at: u64,
     ) -> Result<ReadId, UcxError> {
-        let (region, ranges, at) = check(region, ranges, into, at)?;
+        let (region, ranges, at) = check(&self.registrar, region, ranges, into, at)?;
         self.begin_read(peer, token, &region, ranges, (into.mapped(), at))
     }
 }
 
 /// What can be told of a read without its connection: the region, what to read of it, and where to.
 pub(crate) fn check<'a>(
+    registrar: &Registrar,
     region: Frame<'a>,
     ranges: &[Range],
     into: &Region,
     at: u64,
 ) -> Result<(RemoteRegion<'a>, Ranges, usize), UcxError> {
     let region = RemoteRegion::decode(region)?;
+    registrar.owns(into)?;
     if into.is_fenced() {
         return Err(UcxError::FencedDestination);
     }
@@ -84,7 +86,7 @@ impl UcxTransport {
         let max_reads = self.config.max_reads;
         let Some(connection) = self.peers.connected_mut(peer.0) else { return Err(UcxError::NotConnected) };
         if region.incarnation != connection.incarnation {
-            return Err(UcxError::Region("another life's than the peer's"));
+            return Err(UcxError::OtherLife);
         }
         let lane = &mut connection.lane;
         if lane.open >= max_reads {

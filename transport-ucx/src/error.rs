@@ -7,10 +7,22 @@ use lease_proto::transport::{Error, ErrorKind};
 #[non_exhaustive]
 pub enum UcxError {
     /// UCX finds none of the wanted transports here, or cannot open them.
-    #[error("ucx finds no usable transport for `{tls}` ({status}): name others, such as `tcp`, or look at `ucx_info -d`")]
+    #[error("ucx finds no usable transport for `{tls}` ({status}): name others, such as `tcp`{}", look(variables))]
     Unavailable {
         /// The wanted transports.
         tls: String,
+        /// The variables that are set for UCX.
+        variables: String,
+        /// UCX's own words.
+        status: &'static str,
+    },
+    /// UCX cannot work with what the environment says.
+    #[error("{call} failed ({status}){}", look(variables))]
+    Environment {
+        /// The function.
+        call: &'static str,
+        /// The variables that are set for UCX.
+        variables: String,
         /// UCX's own words.
         status: &'static str,
     },
@@ -66,9 +78,18 @@ pub enum UcxError {
     /// Ranges that cannot be read.
     #[error("ranges cannot be read ({0}): each must be inside the region and not empty, and all together inside the destination")]
     Ranges(&'static str),
+    /// A region of this side that another transport registered.
+    #[error("the region is registered with another transport: register its memory with this one")]
+    OtherTransport,
+    /// A peer's region of another life than the one that is connected.
+    #[error("the region is of another life of the peer: get its present parameters, and connect again")]
+    OtherLife,
     /// A destination that is registered for one lease.
     #[error("the destination is registered for one lease: read into a region of `register`")]
     FencedDestination,
+    /// The region was fenced.
+    #[error("the region is fenced and cannot be exported any more: register its memory anew")]
+    Fenced,
     /// What is to be fenced was not registered so.
     #[error("the region is registered for any number of leases: fence one of `register_fenced`")]
     NotFenced,
@@ -127,12 +148,24 @@ pub enum UcxError {
     Wait(rustix::io::Errno),
 }
 
+/// Where to look, if anything is set.
+fn look(variables: &str) -> String {
+    if variables.is_empty() { String::new() } else { format!("; set for ucx is {variables}: correct or unset it") }
+}
+
 impl Error for UcxError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Unavailable { .. } => ErrorKind::Unavailable,
-            Self::Config { .. } | Self::Setting { .. } | Self::Metadata(_) | Self::Region(_) => ErrorKind::Invalid,
-            Self::Ranges(_) | Self::FencedDestination | Self::NotFenced => ErrorKind::Invalid,
+            Self::Config { .. } | Self::Setting { .. } | Self::Environment { .. } | Self::Metadata(_) | Self::Region(_) => {
+                ErrorKind::Invalid
+            }
+            Self::Ranges(_)
+            | Self::FencedDestination
+            | Self::Fenced
+            | Self::NotFenced
+            | Self::OtherTransport
+            | Self::OtherLife => ErrorKind::Invalid,
             Self::TooManyPeers { .. } | Self::InFlight { .. } | Self::Reads { .. } | Self::InUse | Self::Busy => {
                 ErrorKind::WouldBlock
             }

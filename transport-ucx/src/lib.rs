@@ -64,6 +64,8 @@
 //! - A killed peer is reported within about the keepalive interval, over shared memory only once its parent has taken notice
 //!   (`waitpid`); a stopped one, one behind a cut link, or one that dies while it is being connected to over shared memory may never
 //!   be: the lease is the failure detector, and the caller's deadline.
+//! - A peer that drops its transport while its process lives is lost over tcp at once, and over shared memory never: UCX only looks
+//!   whether the process lives. Its next life says so, by its own handshake.
 //! - Disconnecting sends what was accepted. A peer that had connected back loses that connection, and notices with its next
 //!   keepalive; the far end of the socket is open until then.
 //! - UCX trusts its peers: whoever may send metadata in a frame, or connect to this worker, can crash this process. Let only
@@ -74,7 +76,8 @@
 //!   proven by time or by its answer ([`Landed::OneSided`](lease_proto::transport::Landed)).
 //! - Elsewhere the owner serves them when it polls, in pieces of up to 1 MiB ([`Landed::Served`](lease_proto::transport::Landed)):
 //!   it checks the token against its [`permits`](UcxTransport::permits), the region and every range, and once the last byte is read
-//!   the token again. UCX would emulate one-sided reads there, without any check; that is off.
+//!   the token again: at once for what it copies (up to 64 KiB, over shared memory 16 KiB), by one more question for what is longer.
+//!   UCX would emulate one-sided reads there, without any check; that is off.
 //! - A read that is refused ends `Rejected` (no permit, or the region is gone) or `Invalid`; one whose peer is lost or
 //!   disconnected ends so, once nothing can write to its destination any more. A stopped peer's stays open.
 //! - [`register_fenced`](lease_proto::transport::Data::register_fenced) is proof (D): only with verbs, and with UCX's registration
@@ -85,7 +88,8 @@
 //! # What is bounded
 //! Connections and attempts, notifications and bytes in flight to each peer, reads of each peer and their bytes under way, answers
 //! to peers' reads, notifications and bytes not yet polled: see [`UcxConfig`]. Beyond a bound the caller gets `WouldBlock`, or peers
-//! are held back; nothing is dropped.
+//! are held back; no notification is dropped. Pings and asks beyond what honest peers send are dropped and counted as
+//! [`refused`](UcxTransport::refused). On an engine's worker its own progress may bring in more than the inbox holds.
 //!
 //! # Settings of UCX
 //! These are given to UCX unless the environment sets them otherwise:
@@ -96,6 +100,8 @@
 //! | `UCX_KEEPALIVE_INTERVAL` | [`UcxConfig::keepalive`], 1 s | 20 s, UCX's own, are longer than many a lease |
 //! | `UCX_PROTO_EMULATION_ENABLE` | `n` | an emulated read with a wrong address kills the process that is read |
 //! | `UCX_RCACHE_ENABLE` | `n` | with the cache a registration that ends revokes nothing; with it the capability `fence` is off |
+//! | `UCX_GVA_ENABLE` | `off` | as above: one registration of the whole address space |
+//! | `UCX_MAX_EAGER_RAILS` | `1` | over several rails a short notification may overtake a long one; then no order is stated |
 //! | `UCX_IB_ASYNC_EVENTS` | `n` | a reader was seen to crash in UCX after a remote access error; verbs only |
 //! | `UCX_RC_VERBS_RETRY_COUNT` | `3` | 7, UCX's own, is for ever on some devices; verbs only |
 //! | `UCX_UD_VERBS_TIMEOUT` | `3s` | a dead peer's wire-up lane is given up after 30 s else; verbs only |
@@ -104,7 +110,7 @@
 //! | `UCX_LOG_LEVEL` | `fatal` | UCX logs to standard output, which is the program's; failures come as errors and by `tracing` |
 //!
 //! The capabilities state no time for a dead peer where `UCX_KEEPALIVE_INTERVAL` is set, and no order where
-//! `UCX_MAX_EAGER_RAILS` is. [`UcxConfig::tls`], where set, comes before `UCX_TLS`. The last three of the table hold for the whole
+//! `UCX_MAX_EAGER_RAILS` is. `UCX_PROTO_ENABLE=n` would bring emulated reads back: leave it alone. [`UcxConfig::tls`], where set, comes before `UCX_TLS`. The last three of the table hold for the whole
 //! process. What UCX reads when it is loaded can only be set for a new process: `UCX_LOG_FILE`, `UCX_ERROR_SIGNALS` (moot with
 //! `UCX_HANDLE_ERRORS=none`), and `UCX_DEBUG_SIGNO`: unless that is 0, SIGHUP raises UCX's log level instead of ending the process.
 //!
@@ -116,9 +122,12 @@
 //! | --- | --- | --- |
 //! | default | UCX 1.22 compiled in: tcp, shared memory | cc and make |
 //! | feature `rdma` | verbs and rdmacm as well | libibverbs-dev and librdmacm-dev; says so if they are missing |
+//! | feature `tokio` | `UcxTransport::ready` | |
+//! | feature `borrowed-worker` | `UcxTransport::borrow`, `EngineWorker` | |
 //! | `UCX_DIR=/opt/ucx` | that shared UCX, 1.17 or later; CUDA if it has it | `LD_LIBRARY_PATH` or an rpath to find it at run time |
 //!
-//! [`UcxTransport::found`] tells which transports, devices and types of memory are there, and so does a log line at start. No other
+//! [`UcxTransport::found`] tells which transports, devices and types of memory are there, and so does a line of `tracing` at start, at
+//! level info. Names in `tls` that this machine lacks are passed over as long as one is there. No other
 //! UCX may be in the process: link this crate into no program that also loads NIXL.
 #![deny(unsafe_code)]
 

@@ -199,10 +199,12 @@ pub(crate) enum Reason {
     Invalid,
     /// Too much is being served: ask again later.
     Busy,
+    /// UCX does not send it.
+    Failed,
 }
 
 impl Reason {
-    const ALL: [Self; 3] = [Self::Rejected, Self::Invalid, Self::Busy];
+    const ALL: [Self; 4] = [Self::Rejected, Self::Invalid, Self::Busy, Self::Failed];
 }
 
 /// The answer of an owner that does not serve.
@@ -295,7 +297,7 @@ mod tests {
         }
         assert_eq!((Ping::from_bytes(&longer(&ping)), Data::from_bytes(&longer(&data))), (None, None));
         assert_eq!(Data::from_bytes(&[&data[..12], &[2]].concat()), None);
-        assert_eq!(Refusal::from_bytes(&[&data[..12], &[3]].concat()), None);
+        assert_eq!(Refusal::from_bytes(&[&data[..12], &[4]].concat()), None);
     }
 
     #[test]

@@ -23,8 +23,9 @@ use crate::{
 /// Up to so many bytes the owner is asked to copy: about where that costs as much as asking once more, in shared memory and elsewhere.
 const COPIED_NEAR: usize = 16 << 10;
 const COPIED_FAR: usize = 64 << 10;
-/// Most answers that are awaited on one connection, a piece of one-sided parts aside.
-const ANSWERS: usize = 128;
+/// Most answers of an owner that are awaited on one connection, and most one-sided parts, one piece of them aside.
+const ANSWERS: usize = 16;
+const PARTS: usize = 128;
 /// How long an owner that serves too much is left alone.
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
 
@@ -77,6 +78,15 @@ enum How {
     OneSided { key: Rc<RemoteKey>, address: u64, landed: Landed },
 }
 
+impl How {
+    fn most(&self) -> usize {
+        match self {
+            Self::Served(_) => ANSWERS,
+            Self::OneSided { .. } => PARTS,
+        }
+    }
+}
+
 /// What a read wants next.
 enum Want {
     Nothing,
@@ -101,7 +111,9 @@ impl Reads {
         let how = if endpoint.fabric().one_sided && region.remote_key.usable().is_some() {
             let key = RemoteKey::unpack(endpoint, region.remote_key)
                 .map_err(|status| UcxError::Backend { call: "ucp_ep_rkey_unpack", status: status.text() })?;
-            let landed = if region.fenced { Landed::Fenced } else { Landed::OneSided };
+            // What goes by shared memory (xpmem) is not revoked by the end of a registration.
+            let fenced = region.fenced && !endpoint.fabric().shared_memory;
+            let landed = if fenced { Landed::Fenced } else { Landed::OneSided };
             How::OneSided { key: Rc::new(key), address: region.address, landed }
         } else {
             How::Served(region.id)
@@ -145,7 +157,7 @@ impl Reads {
                     lane.turn.pop_front();
                 }
                 // One piece may always be under way.
-                Want::Piece(_, length) if lane.is_full(length, most) => return,
+                Want::Piece(_, length) if lane.is_full(read.how.most(), length, most) => return,
                 Want::Piece(start, length) => {
                     read.take(start, length);
                     lane.asked = lane.asked.saturating_add(length);
@@ -177,6 +189,7 @@ impl Reads {
         match reason {
             Reason::Rejected => read.fail(ErrorKind::Rejected),
             Reason::Invalid => read.fail(ErrorKind::Invalid),
+            Reason::Failed => read.fail(ErrorKind::BackendFailed),
             Reason::Busy if bytes == 0 => read.unsettled = true,
             Reason::Busy => read.again.push((offset.saturating_sub(read.at), bytes)),
         }
@@ -242,8 +255,8 @@ impl Lane {
     }
 
     /// Whether a piece of `length` bytes has to wait.
-    fn is_full(&self, length: usize, most: usize) -> bool {
-        self.answers >= ANSWERS || (self.answers > 0 && self.asked.saturating_add(length) > most)
+    fn is_full(&self, answers: usize, length: usize, most: usize) -> bool {
+        self.answers >= answers || (self.answers > 0 && self.asked.saturating_add(length) > most)
     }
 
     /// The owner serves too much.

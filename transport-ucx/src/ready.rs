@@ -64,6 +64,7 @@ impl UcxTransport {
     /// # Panics
     /// Outside a runtime with its I/O and its time enabled, as all of tokio does.
     pub async fn ready(&mut self) -> Result<(), UcxError> {
+        self.collect(); // may leave something to do
         let most = self.next_timeout().unwrap_or(Duration::MAX);
         let Some(fd) = self.arm()? else {
             // Something is there, for which another task may have to do its part.

@@ -115,6 +115,7 @@ impl Registrar {
     /// # Errors
     /// `Invalid` for a region of [`Registrar::register`], `WouldBlock` while an operation uses it.
     pub fn fence(&self, region: &Region) -> Result<(), UcxError> {
+        self.owns(region)?;
         if !region.fenced {
             return Err(UcxError::NotFenced);
         }
@@ -132,6 +133,7 @@ impl Registrar {
     /// # Errors
     /// `TooLarge` if `out` is too small.
     pub fn export(&self, region: &Region, incarnation: Incarnation, out: &mut [u8]) -> Result<usize, UcxError> {
+        self.owns(region)?;
         let remote_key = if self.one_sided { region.mapped.remote_key()? } else { Vec::new() };
         let length = FIXED + remote_key.len();
         let too_large = UcxError::Room { got: out.len(), needed: HEADER + length };
@@ -153,6 +155,11 @@ impl Registrar {
             room = rest;
         }
         Frame::seal(incarnation, length, out).map_err(|_| too_large)
+    }
+
+    /// That a region was registered here.
+    pub(crate) fn owns(&self, region: &Region) -> Result<(), UcxError> {
+        if region.mapped.is_of(&self.context) { Ok(()) } else { Err(UcxError::OtherTransport) }
     }
 
     fn add(&self, memory: Memory, fenced: bool) -> Result<Region, UcxError> {
@@ -343,6 +350,20 @@ mod tests {
     }
 
     #[test]
+    fn a_fenced_region_is_not_exported_not_even_by_another_thread_meanwhile() {
+        let registrar = registrar(true);
+        for _ in 0..1000 {
+            let region = registrar.register_fenced(memory(4096)).unwrap();
+            let export = || registrar.export(&region, Incarnation(7), &mut [0; 4096]);
+            std::thread::scope(|scope| {
+                scope.spawn(|| while export().is_ok() {});
+                scope.spawn(|| registrar.fence(&region).unwrap());
+            });
+            assert_eq!(export(), Err(UcxError::Fenced));
+        }
+    }
+
+    #[test]
     fn only_what_is_registered_for_one_lease_can_be_fenced_and_only_where_that_holds() {
         let without = registrar(false);
         assert_eq!(without.register_fenced(memory(1)).unwrap_err().kind(), ErrorKind::Unsupported);
@@ -359,6 +380,15 @@ mod tests {
         let registrar = registrar(false);
         let error = Mapped::mistaken(registrar.context, memory(4096)).err().unwrap();
         assert_eq!((error.kind(), error), (ErrorKind::Unsupported, UcxError::MemoryType { found: "host", expected: "cuda" }));
+    }
+
+    #[test]
+    fn a_region_is_of_the_transport_that_registered_it() {
+        let (here, there) = (registrar(true), registrar(true));
+        let region = there.register_fenced(memory(4096)).unwrap();
+        assert_eq!(here.export(&region, Incarnation(7), &mut [0; 4096]), Err(UcxError::OtherTransport));
+        assert_eq!(here.fence(&region), Err(UcxError::OtherTransport));
+        assert_eq!(there.fence(&region), Ok(()));
     }
 
     #[test]

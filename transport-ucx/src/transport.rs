@@ -9,7 +9,7 @@ use lease_proto::{
 
 use crate::{
     UcxConfig, UcxError,
-    config::{KEEPALIVE, cache_is_on, set_by_operator},
+    config::{KEEPALIVE, registrations_outlive, set_by_operator},
     messages::Reason,
     metadata,
     peers::{Peer, Peers, State},
@@ -45,9 +45,8 @@ pub struct UcxTransport {
     pub(crate) closing: VecDeque<(u64, Instant)>,
     /// Whether UCX had something to do when it was last asked.
     pub(crate) moved: bool,
-    /// Since when what waits to be sent does not move, and sleeps in vain since then.
+    /// Since when what waits to be sent does not move.
     pub(crate) stuck: Option<Instant>,
-    pub(crate) looks: u32,
     pub(crate) inbox: VecDeque<Arrival>,
     pub(crate) inbox_messages: usize,
     pub(crate) inbox_bytes: usize,
@@ -99,8 +98,8 @@ impl UcxTransport {
         if !set_by_operator(KEEPALIVE) {
             transport.capabilities.dead_peer = DeadPeer::Within(transport.config.keepalive.saturating_mul(3));
         }
-        // With the cache, ending a registration revokes nothing.
-        transport.capabilities.fence = transport.registrar.one_sided && !cache_is_on();
+        // With a cache, or one registration of everything, ending one revokes nothing.
+        transport.capabilities.fence = transport.registrar.one_sided && !registrations_outlive();
         transport.registrar.fence = transport.capabilities.fence;
         Ok(transport)
     }
@@ -137,7 +136,6 @@ impl UcxTransport {
             closing: VecDeque::new(),
             moved: false,
             stuck: None,
-            looks: 0,
             inbox: VecDeque::new(),
             inbox_messages: 0,
             inbox_bytes: 0,
@@ -156,8 +154,8 @@ impl UcxTransport {
         self.connected(peer).map(|peer| peer.endpoint.resources()).unwrap_or_default()
     }
 
-    /// Messages that arrived and were dropped, because no peer with the same configuration sends such: over the limit, malformed,
-    /// or answers to what nobody has asked. Grows with every one.
+    /// Messages that arrived and were dropped: over the limit, malformed, more than honest peers send, or answers that nobody waits
+    /// for, as late ones of a read that has failed. Grows with every one.
     pub fn refused(&self) -> usize {
         self.worker.refused()
     }
@@ -193,13 +191,18 @@ impl UcxTransport {
         self.moved
     }
 
-    fn work(&mut self) {
-        if self.moved {
-            (self.stuck, self.looks) = (None, 0);
-        }
+    /// What is due without anything of UCX's.
+    pub(crate) fn tend(&mut self) {
         self.collect();
         self.resume();
         self.end_closing();
+    }
+
+    fn work(&mut self) {
+        if self.moved {
+            self.stuck = None;
+        }
+        self.tend();
     }
 
     /// Acts on what UCX's callbacks have left.
@@ -272,6 +275,7 @@ impl UcxTransport {
         peer.endpoint.flush();
         self.closing.push_back((key, Instant::now() + self.config.close_timeout.into()));
         self.collect();
+        self.end_closing();
     }
 
     /// Takes what `unwanted` says out of the inbox, never a message. Whether there was any.

@@ -16,8 +16,8 @@ pub(crate) const CALLS_PER_LOOK: u64 = 32;
 pub(crate) const RETRY: Duration = Duration::from_nanos(1 << 20);
 /// How long it is looked without sleep: about what falling asleep and waking up cost.
 const SPIN: std::time::Duration = std::time::Duration::from_micros(20);
-/// How many times [`RETRY`] is halved for the first sleep.
-const HALVED: u32 = 6;
+/// The first sleep.
+const SOON: Duration = Duration::from_nanos(1 << 14);
 /// How often a transport that waits for nothing wants to be polled all the same: its descriptor was seen to stay silent when a
 /// connection came in over tcp while there was no other.
 pub const LOOK: Duration = Duration::from_millis(20);
@@ -30,6 +30,7 @@ impl UcxTransport {
     /// `BackendFailed`.
     pub fn arm(&mut self) -> Result<Option<BorrowedFd<'_>>, UcxError> {
         self.collect();
+        self.note_what_is_stuck();
         // What moved without an arrival may go on at once: a part of a message, or what waited to be sent.
         if std::mem::take(&mut self.moved) || !self.inbox.is_empty() || !self.worker.arm()? {
             return Ok(None);
@@ -43,6 +44,8 @@ impl UcxTransport {
     /// # Errors
     /// `BackendFailed`.
     pub fn wait(&mut self, timeout: Duration) -> Result<(), UcxError> {
+        // First, since it may leave something to do; on a borrowed worker the engine's own progress may have come by.
+        self.collect();
         // Keepalive is left out: its timer is behind the descriptor.
         let timeout = self.own_work().min(timeout);
         if self.worker.outstanding() > 0 && self.stuck.get_or_insert_with(Instant::now).elapsed() < SPIN {
@@ -52,16 +55,23 @@ impl UcxTransport {
         // Longer than the type can say is as good as for ever.
         let timeout = Timespec::try_from(std::time::Duration::from(timeout)).ok();
         match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref()) {
-            Ok(0) => self.looks = self.looks.saturating_add(1),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(UcxError::Wait(errno)),
         }
         Ok(())
     }
 
+    /// Before a sleep: since when what waits to be sent does not move.
+    pub(crate) fn note_what_is_stuck(&mut self) {
+        if self.stuck.is_none() && self.worker.outstanding() > 0 {
+            self.stuck = Some(Instant::now());
+        }
+    }
+
     /// How long until this transport wants to be polled for its own sake, keepalive aside.
     pub(crate) fn own_work(&self) -> Duration {
-        let soon = RETRY.scale(1, 1u64 << HALVED.saturating_sub(self.looks));
+        // As long as it has stood still: twice as long each time.
+        let soon = self.stuck.and_then(|since| Duration::try_from(since.elapsed()).ok()).unwrap_or(SOON).clamp(SOON, RETRY);
         let retry = (self.worker.outstanding() > 0 || !self.paused.is_empty()).then_some(soon);
         let closing = self.closing.front().map(|(_, deadline)| {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -19,6 +19,7 @@ on_every_lane!(
     a_cancelled_attempt_is_not_resolved,
     a_disconnected_peer_is_not_connected_and_its_number_is_never_reused,
     disconnecting_sends_what_was_accepted,
+    a_connection_ends_by_flushes_alone,
     a_peer_that_connected_back_hears_of_a_disconnect,
     two_connections_to_one_peer_are_two,
     a_peer_that_restarts_is_reached_under_its_new_address,
@@ -210,6 +211,17 @@ fn disconnecting_sends_what_was_accepted(lane: &str) {
         });
         assert!(got == Got::Message(vec![n; 10_000]), "message {n} is not the next");
     }
+}
+
+/// As where nothing may be taken in, because nobody polls.
+fn a_connection_ends_by_flushes_alone(lane: &str) {
+    let (mut from, mut to, peer) = pair(lane);
+    from.disconnect(peer);
+    until("the end", || {
+        assert_eq!(poll(&mut to), None);
+        from.flush(Duration::ZERO).unwrap();
+        (from.next_timeout() == Some(LOOK)).then_some(())
+    });
 }
 
 fn a_peer_that_connected_back_hears_of_a_disconnect(lane: &str) {

@@ -31,6 +31,7 @@ on_every_lane!(
     a_read_that_ends_well_has_no_byte_from_after_the_end_of_the_region,
     blocks_that_are_used_again_by_another_thread_are_never_called_served,
     an_owner_that_serves_one_at_a_time_serves_all,
+    readers_that_take_nothing_hold_no_other_up,
     notifications_keep_their_order_among_reads,
     each_read_ends_once_when_the_peer_is_disconnected_and_nothing_lands_later,
     each_read_ends_once_when_the_owner_goes,
@@ -501,6 +502,31 @@ fn an_owner_that_serves_one_at_a_time_serves_all(lane: &str) {
     for n in 0..200 {
         assert!(world.landed(8 * MIB + n * 20 * KIB, 20 * KIB) == expected(&[range(n, 20 * KIB)]));
     }
+}
+
+/// A stopped reader cannot be told from a slow one, and there may be more of them than others.
+fn readers_that_take_nothing_hold_no_other_up(lane: &str) {
+    const SLOW: usize = 12;
+    let mut world = World::new(lane, 16 * MIB);
+    let mut slow: Vec<UcxTransport> = (0..SLOW).map(|_| transport(lane)).collect();
+    let destinations: Vec<Region> = slow
+        .iter_mut()
+        .map(|slow| {
+            let peer = connect(slow, &mut world.owner);
+            let into = slow.register(zeroed(16 << 20)).unwrap();
+            let frame = Frame::decode(&world.exported).unwrap();
+            for n in 0..256 {
+                // Too long to be copied.
+                slow.read(peer, TOKEN, frame, &[range(n * 30_000, 65_537)], &into, n * 1000).unwrap();
+            }
+            into
+        })
+        .collect();
+    for length in [1000, 4 * MIB] {
+        let read = world.read(&[range(7, length)], 0);
+        assert_eq!(world.done(read), SERVED, "{length} bytes");
+    }
+    drop((slow, destinations));
 }
 
 fn notifications_keep_their_order_among_reads(lane: &str) {

@@ -177,7 +177,9 @@ impl<R: Slots<Request>, G: Slots<Leg>, P: Slots<Peer<M>>, M: AsRef<[u8]>> Reader
         } else {
             // Not spent: again soon, from the start, under another number.
             add(&mut cx.counters.unsent);
-            (peer.cursor, peer.whole) = (NIL, false);
+            if !peer.queued {
+                (peer.cursor, peer.whole) = (NIL, false);
+            }
             // The record stays: if it left after all, its answer counts.
             let soon = self.terms.interval_for(peer.extension).scale(1, 8);
             peer.beat_due = cx.now.saturating_add(soon);

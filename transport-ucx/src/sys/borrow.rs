@@ -16,7 +16,7 @@ impl UcxTransport {
     ///
     /// # Safety
     /// - `worker` is a worker of `context`, used on this thread alone, and both live longer than this transport and all its
-    ///   [`Region`](crate::Region)s.
+    ///   [`Region`](crate::Region)s and [`Registrar`](crate::Registrar)s.
     /// - The context was initialised with `mt_workers_shared` and the features AM, RMA and WAKEUP, with
     ///   `UCX_PROTO_EMULATION_ENABLE=n` and, where peers come by shared memory, `UCX_MM_ERROR_HANDLING=y`.
     /// - Nobody else takes messages with the ids `first_id` to `first_id + 5`, and no callback of the engine's calls in here.

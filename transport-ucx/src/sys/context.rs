@@ -10,7 +10,7 @@ use ucx_sys::sys as ucx;
 use super::{Status, Zeroed as _, memory};
 use crate::{
     UcxError,
-    config::{VERBS, set_by_operator},
+    config::{VERBS, set_by_operator, variables},
 };
 
 /// An initialised UCX. Cleaned up when the last worker and the last mapping are gone, because each holds it.
@@ -46,7 +46,7 @@ impl Context {
         };
         match Status::check(status) {
             Ok(()) => Ok(Self { raw: context, owned: true }),
-            Err(status) => Err(UcxError::Unavailable { tls: tls.to_owned(), status: status.text() }),
+            Err(status) => Err(UcxError::Unavailable { tls: tls.to_owned(), variables: variables(), status: status.text() }),
         }
     }
 
@@ -110,7 +110,10 @@ impl Config {
         let status = unsafe { ucx::ucp_config_read(ptr::null(), ptr::null(), &raw mut config) };
         match Status::check(status) {
             Ok(()) => Ok(Self(config)),
-            Err(status) => Err(UcxError::Backend { call: "ucp_config_read", status: status.text() }),
+            Err(status) => {
+                let (call, variables) = ("ucp_config_read", variables());
+                Err(UcxError::Environment { call, variables, status: status.text() })
+            }
         }
     }
 

@@ -86,8 +86,14 @@ pub(super) struct Mailbox {
     pub(super) serving: Cell<usize>,
     /// Those that refuse asks.
     pub(super) refusing: Cell<usize>,
+    /// Those with copies of what was asked for; the others, in `serving`, lie where they are read from.
+    copying: Cell<usize>,
+    /// Operations that UCX was done with after the call that began them.
+    pub(super) called_back: Cell<usize>,
     /// How many answers wait on each endpoint. UCX keeps it until then, even one that failed.
     answering: Cell<HashMap<ucx::ucp_ep_h, usize>>,
+    /// How many those are in all.
+    answers: Cell<usize>,
     /// Messages dropped because no honest peer sends such.
     pub(super) refused: Cell<usize>,
 }
@@ -110,7 +116,10 @@ impl Mailbox {
             pongs: Cell::new(0),
             serving: Cell::new(0),
             refusing: Cell::new(0),
+            copying: Cell::new(0),
+            called_back: Cell::new(0),
             answering: Cell::default(),
+            answers: Cell::new(0),
             refused: Cell::new(0),
         }
     }
@@ -187,14 +196,30 @@ impl Mailbox {
         with(&self.landings, |landings| landings.give_up(read))
     }
 
+    /// Answers to asks under way, from where the bytes lie or with copies of them.
+    pub(super) fn served_by(&self, mapped: bool) -> &Cell<usize> {
+        if mapped { &self.serving } else { &self.copying }
+    }
+
+    /// How many answers wait on `reply`.
+    pub(super) fn waiting_on(&self, reply: ucx::ucp_ep_h) -> usize {
+        // Most often none waits anywhere, and then nothing is looked up.
+        if self.answers.get() == 0 {
+            return 0;
+        }
+        with(&self.answering, |answering| answering.get(&reply).copied().unwrap_or(0))
+    }
+
     /// An answer could not go out on `reply` at once.
     pub(super) fn answer_waits(&self, reply: ucx::ucp_ep_h) {
+        add(&self.answers, 1);
         with(&self.answering, |answering| *answering.entry(reply).or_default() += 1);
     }
 
     pub(super) fn answer_waits_no_more(&self, reply: ucx::ucp_ep_h) {
         with(&self.answering, |answering| {
             if let Entry::Occupied(mut waiting) = answering.entry(reply) {
+                subtract(&self.answers, 1);
                 *waiting.get_mut() -= 1;
                 if *waiting.get() == 0 {
                     waiting.remove();

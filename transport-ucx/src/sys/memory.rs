@@ -2,10 +2,7 @@
 
 use std::{
     ptr, slice,
-    sync::{
-        Arc,
-        atomic::{AtomicPtr, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use gpu_mem::{Kind, Memory};
@@ -16,8 +13,8 @@ use crate::UcxError;
 
 /// A mapping, with the memory and the context that it needs. Every operation that touches the memory holds it.
 pub(crate) struct Mapped {
-    /// Null once unmapped.
-    handle: AtomicPtr<ucx::ucp_mem>,
+    /// Null once unmapped. Locked for as long as UCX is at it.
+    handle: Mutex<ucx::ucp_mem_h>,
     memory: Memory,
     context: Arc<Context>,
 }
@@ -46,13 +43,18 @@ impl Mapped {
         // SAFETY: the context lives, and the memory is owned by what is returned.
         let status = unsafe { ucx::ucp_mem_map(context.raw(), &raw const params, &raw mut handle) };
         Status::check(status).map_err(|status| UcxError::Backend { call: "ucp_mem_map", status: status.text() })?;
-        let mapped = Self { handle: AtomicPtr::new(handle), memory, context };
+        let mapped = Self { handle: Mutex::new(handle), memory, context };
         // A UCX without CUDA maps device memory as host memory and calls that a success.
         let found = mapped.memory_type()?;
         if found != expected {
             return Err(UcxError::MemoryType { found: name(found), expected: name(expected) });
         }
         Ok(mapped)
+    }
+
+    /// Whether it is mapped in this context, which alone knows its handle.
+    pub(crate) fn is_of(&self, context: &Arc<Context>) -> bool {
+        Arc::ptr_eq(&self.context, context)
     }
 
     pub(crate) fn memory(&self) -> &Memory {
@@ -80,7 +82,12 @@ impl Mapped {
     }
 
     pub(super) fn raw(&self) -> ucx::ucp_mem_h {
-        self.handle.load(Ordering::Acquire)
+        *self.handle()
+    }
+
+    /// Nothing panics under the lock.
+    fn handle(&self) -> MutexGuard<'_, ucx::ucp_mem_h> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn memory_type_hint(&self) -> ucx::ucs_memory_type_t {
@@ -90,8 +97,12 @@ impl Mapped {
     /// What opens the memory to one-sided reads of a peer.
     pub(crate) fn remote_key(&self) -> Result<Vec<u8>, UcxError> {
         let (mut buffer, mut length) = (ptr::null_mut(), 0);
-        // SAFETY: context and mapping live.
-        let status = unsafe { ucx::ucp_rkey_pack(self.context.raw(), self.raw(), &raw mut buffer, &raw mut length) };
+        let handle = self.handle();
+        if handle.is_null() {
+            return Err(UcxError::Fenced);
+        }
+        // SAFETY: the context lives, and the mapping as long as its handle is locked.
+        let status = unsafe { ucx::ucp_rkey_pack(self.context.raw(), *handle, &raw mut buffer, &raw mut length) };
         Status::check(status).map_err(|status| UcxError::Backend { call: "ucp_rkey_pack", status: status.text() })?;
         // SAFETY: UCX filled both in, and the buffer is ours until released.
         let key = unsafe { slice::from_raw_parts(buffer.cast_const().cast::<u8>(), length) }.to_vec();
@@ -102,12 +113,13 @@ impl Mapped {
 
     /// Ends the mapping. Nothing may be using it.
     pub(crate) fn unmap(&self) -> Result<(), UcxError> {
-        let handle = self.handle.swap(ptr::null_mut(), Ordering::AcqRel);
+        let mut handle = self.handle();
         if handle.is_null() {
             return Ok(());
         }
         // SAFETY: ours, unmapped once; operations hold the mapping, and the caller vouches that there are none.
-        let status = unsafe { ucx::ucp_mem_unmap(self.context.raw(), handle) };
+        let status = unsafe { ucx::ucp_mem_unmap(self.context.raw(), *handle) };
+        *handle = ptr::null_mut();
         Status::check(status).map_err(|status| UcxError::Backend { call: "ucp_mem_unmap", status: status.text() })
     }
 
@@ -155,5 +167,5 @@ pub(super) fn name(memory_type: ucx::ucs_memory_type_t) -> &'static str {
 
 // SAFETY: a mapping belongs to its context, which is shared between threads (`mt_workers_shared`), not to a worker.
 unsafe impl Send for Mapped {}
-// SAFETY: as above; the handle is atomic, and the memory is only reached by UCX.
+// SAFETY: as above; the handle is behind a lock, and the memory is only reached by UCX.
 unsafe impl Sync for Mapped {}

@@ -60,7 +60,9 @@ impl Status {
     /// What a connection's failure means.
     pub(crate) fn kind(self) -> ErrorKind {
         match self.0 {
-            ucx::ucs_status_t_UCS_ERR_NO_MEMORY | ucx::ucs_status_t_UCS_ERR_NO_RESOURCE => ErrorKind::BackendFailed,
+            ucx::ucs_status_t_UCS_ERR_NO_MEMORY
+            | ucx::ucs_status_t_UCS_ERR_NO_RESOURCE
+            | ucx::ucs_status_t_UCS_ERR_MESSAGE_TRUNCATED => ErrorKind::BackendFailed,
             ucx::ucs_status_t_UCS_ERR_UNREACHABLE | ucx::ucs_status_t_UCS_ERR_REJECTED => ErrorKind::Rejected,
             ucx::ucs_status_t_UCS_ERR_INVALID_ADDR | ucx::ucs_status_t_UCS_ERR_INVALID_PARAM => ErrorKind::Invalid,
             _ => ErrorKind::PeerLost,

@@ -121,7 +121,7 @@ impl Operation {
                 add(&link.bytes, self.buffer.len());
             }
             Kind::Pong(_) => add(&mailbox.pongs, 1),
-            Kind::Serve(_) => add(&mailbox.serving, 1),
+            Kind::Serve(_) => add(mailbox.served_by(self.mapped.is_some()), 1),
             Kind::Refuse(_) => add(&mailbox.refusing, 1),
             Kind::Plain | Kind::Ask(_) | Kind::Flush(_) | Kind::Land { .. } => {}
         }
@@ -136,14 +136,13 @@ impl Operation {
     }
 
     fn finished(mut self: Box<Self>, mailbox: &Mailbox, result: Result<(), Status>) {
-        subtract(&mailbox.outstanding, 1);
         match mem::take(&mut self.kind) {
             Kind::Notify(link) => {
                 subtract(&link.ops, 1);
                 subtract(&link.bytes, self.buffer.len());
             }
             Kind::Pong(_) => subtract(&mailbox.pongs, 1),
-            Kind::Serve(_) => subtract(&mailbox.serving, 1),
+            Kind::Serve(_) => subtract(mailbox.served_by(self.mapped.is_some()), 1),
             Kind::Refuse(_) => subtract(&mailbox.refusing, 1),
             Kind::Ask(landing) => {
                 if let Err(status) = result {
@@ -155,12 +154,13 @@ impl Operation {
             Kind::Land { read, bytes } => mailbox.post(Event::Landed { read, bytes, result: result.map(|()| false) }),
             Kind::Plain => {}
         }
-        self.mapped = None;
-        self.key = None;
+        // Dropped last: the key of a worker that nobody holds any more takes the mailbox with it.
+        let _held = (self.mapped.take(), self.key.take());
         if self.buffer.capacity() > SPARE_BYTES {
             self.buffer = Vec::new();
         }
         mailbox.recycle_operation(self);
+        subtract(&mailbox.outstanding, 1);
     }
 }
 
@@ -235,6 +235,7 @@ pub(super) fn post(
             param.memh = mapped.raw();
         }
     }
+    let (reply, before) = (operation.reply(), mailbox.called_back.get());
     let operation = Box::into_raw(operation);
     param.user_data = operation.cast();
     // SAFETY: from `Box::into_raw`, and nobody else has it yet.
@@ -252,8 +253,8 @@ pub(super) fn post(
     let exit = hand_over(Handed { header, header_length: held.header_length, data: data.cast(), count, param: &raw const param });
     let result = match ucx_sys::decode_status_ptr(exit) {
         Ok(Some(_request)) => {
-            // SAFETY: UCX calls back while it makes progress, which is not now.
-            if let Some(reply) = unsafe { &*operation }.reply() {
+            // A call that fails half-way may have called back already: then it waits no more, or never did.
+            if let Some(reply) = reply.filter(|_| mailbox.called_back.get() == before) {
                 mailbox.answer_waits(reply);
             }
             return Ok(());
@@ -284,6 +285,7 @@ unsafe fn done(request: *mut c_void, status: ucx::ucs_status_t, user_data: *mut 
     let operation = unsafe { Box::from_raw(user_data.cast::<Operation>()) };
     // SAFETY: the worker that calls keeps its mailbox until after its own destruction.
     let mailbox = unsafe { &*operation.mailbox };
+    add(&mailbox.called_back, 1);
     if let Some(reply) = operation.reply() {
         mailbox.answer_waits_no_more(reply);
     }

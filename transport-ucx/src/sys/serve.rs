@@ -14,6 +14,8 @@ use super::{
 };
 use crate::messages::{Ask, Data, Reason, Refusal, id};
 
+/// Most answers that wait for one reader: twice what an honest one asks for at a time.
+const SHARE: usize = 32;
 /// Up to so many bytes are copied, for a reader that wants it.
 const COPIED: usize = 64 << 10;
 
@@ -22,8 +24,7 @@ const COPIED: usize = 64 << 10;
 /// # Safety
 /// `reply` must be valid, of the worker that owns `mailbox`, and this its thread.
 pub(super) unsafe fn answer(mailbox: &Mailbox, reply: ucx::ucp_ep_h, ask: &Ask<'_>) -> Option<()> {
-    let busy = mailbox.serving.get() >= mailbox.limits.serving;
-    let prepared = if busy { Err(Reason::Busy) } else { prepare(mailbox, reply, ask) };
+    let prepared = prepare(mailbox, reply, ask);
     let (message, flags, operation) = match prepared {
         Ok((operation, flags)) => (id::DATA, flags, operation),
         // A reader waits for its answer however long that is held up: only more than honest readers ask for goes without.
@@ -33,10 +34,15 @@ pub(super) unsafe fn answer(mailbox: &Mailbox, reply: ucx::ucp_ep_h, ask: &Ask<'
             (id::REFUSAL, EAGER, mailbox.operation_with(Kind::Refuse(reply), &refusal))
         }
     };
-    let message = ask.ids.checked_add(message)?;
-    // A reader that cannot be answered learns it from its own connection.
     // SAFETY: the caller vouches for the endpoint.
-    let _ = unsafe { operation::send(mailbox, reply, message, flags, operation) };
+    let sent = unsafe { operation::send(mailbox, reply, ask.ids.checked_add(message)?, flags, operation) };
+    if sent.is_err() && message == id::DATA {
+        let refusal = Refusal { landing: ask.landing, reason: Reason::Failed }.to_bytes();
+        let refusal = mailbox.operation_with(Kind::Refuse(reply), &refusal);
+        // A reader that cannot be answered at all learns it from its own connection.
+        // SAFETY: as above.
+        let _ = unsafe { operation::send(mailbox, reply, ask.ids.checked_add(id::REFUSAL)?, EAGER, refusal) };
+    }
     Some(())
 }
 
@@ -50,11 +56,16 @@ fn prepare(mailbox: &Mailbox, reply: ucx::ucp_ep_h, ask: &Ask<'_>) -> Result<(Bo
     if parts().any(|(offset, length)| region.at(offset, length).is_none()) {
         return Err(Reason::Invalid);
     }
-    let mut operation = mailbox.operation(Kind::Serve(reply));
     let settled = match ask.length() {
         0 => true,
         length => ask.settle && length <= COPIED && region.is_host(),
     };
+    // A reader that has stopped takes nothing from the others: it holds its share and no more, and copies have a bound of their own.
+    let most = mailbox.limits.serving;
+    if mailbox.served_by(!settled).get() >= most || mailbox.waiting_on(reply) >= SHARE.min(most.div_ceil(2)) {
+        return Err(Reason::Busy);
+    }
+    let mut operation = mailbox.operation(Kind::Serve(reply));
     if settled {
         parts().for_each(|(offset, length)| copy(&region, offset, length, operation.buffer()));
         // What was copied after the permit or the region had gone may be anything.

@@ -19,7 +19,7 @@ use super::{
     mailbox::{Event, Limits, Mailbox, Served},
     operation::{self, Call, Kind},
 };
-use crate::UcxError;
+use crate::{UcxError, config::variables};
 
 /// A worker and what its callbacks write to. Stays on its thread.
 pub(crate) struct Worker {
@@ -44,7 +44,10 @@ impl Worker {
         let mut raw = ptr::null_mut();
         // SAFETY: the context lives, and UCX copies the parameters.
         let status = unsafe { ucx::ucp_worker_create(context.raw(), &raw const params, &raw mut raw) };
-        checked("ucp_worker_create", status)?;
+        Status::check(status).map_err(|status| {
+            let (call, variables) = ("ucp_worker_create", variables());
+            UcxError::Environment { call, variables, status: status.text() }
+        })?;
         Self { raw, owned: true, mailbox: Rc::new(Mailbox::new(limits, 0, served)), context: Arc::clone(context) }.started()
     }
 

@@ -45,10 +45,10 @@ impl Data for UcxThread {
         into: &Region,
         at: u64,
     ) -> Result<ReadId, UcxError> {
-        let (remote, ranges, at) = data::check(region, ranges, into, at)?;
+        let (remote, ranges, at) = data::check(&self.up.registrar, region, ranges, into, at)?;
         let open = self.connected(peer).ok_or(UcxError::NotConnected)?;
         if remote.incarnation != open.incarnation {
-            return Err(UcxError::Region("another life's than the peer's"));
+            return Err(UcxError::OtherLife);
         }
         let load = &open.load;
         load.accept_read(&self.config)?;

@@ -263,6 +263,7 @@ impl Progress {
         if !self.commands.arm(self.doorbell.waker()) {
             return Ok(());
         }
+        self.transport.collect(); // may leave something to do
         let timeout = self.transport.next_timeout().unwrap_or(Duration::MAX);
         let Some(ucx) = self.transport.arm()? else { return Ok(()) };
         let bell = self.doorbell.fd();
@@ -282,6 +283,7 @@ impl Progress {
             return Ok(());
         }
         let bell = self.doorbell.fd();
+        self.transport.note_what_is_stuck();
         sleep(&mut [readable(&bell)], self.transport.own_work())?;
         self.doorbell.silence();
         Ok(())
