@@ -2,10 +2,14 @@
 #![cfg(all(feature = "cli", feature = "ucx"))]
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::{self, Read as _},
     os::unix::fs::PermissionsExt as _,
     path::PathBuf,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
+    sync::mpsc::channel,
+    thread,
+    time::Duration,
 };
 
 use serde_json::Value;
@@ -13,7 +17,7 @@ use tempfile::TempDir;
 
 /// Tells its options, and otherwise writes down what it is started with, then does as `client` and `server` say.
 const STAND_IN: &str = r#"#!/bin/sh
-here=$(dirname "$0")
+here=${0%/*}
 case "$1" in
 -h) printf '  ucp_am_lat - x\n  ucp_am_bw - x\n  ucp_get - x\n  -e  errors\n  -E <mode>  wait\n'; exit 0 ;;
 127.0.0.1) role=client ;;
@@ -22,6 +26,12 @@ esac
 echo "$role $$ $* $UCX_TLS $UCX_MM_ERROR_HANDLING $UCX_PROTO_EMULATION_ENABLE" >> "$here/log"
 . "$here/$role"
 "#;
+
+/// A server that ends once a client has been there, and what that client does.
+const SERVER: &str = "read _ < \"$here/fifo\"\n";
+const CLIENT: &str = "echo done > \"$here/fifo\"\n";
+/// Does nothing, for ever.
+const HANGS: &str = "read _ < \"$here/nothing\"\n";
 
 const ROW: &str = "echo iterations,and,so,on\necho 100,10.000,11.0,12.0,1.0,1.0,100000,100000\n";
 
@@ -37,14 +47,18 @@ impl Bench {
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         }
-        Self { folder }
+        let bench = Self { folder };
+        for fifo in ["fifo", "nothing", "held"] {
+            assert!(Command::new("mkfifo").arg(bench.path(fifo)).status().unwrap().success());
+        }
+        bench
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn run(&self, args: &[&str]) -> Output {
+    fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvlease"));
         command.args(["bench", "ucx"]).args(args);
         for (option, value) in [("--seconds", "0.01".into()), ("--json", self.path("json"))] {
@@ -52,7 +66,12 @@ impl Bench {
                 command.arg(option).arg(value);
             }
         }
-        command.env("KVLEASE_UCX_PERFTEST", self.path("ucx_perftest")).output().unwrap()
+        command.env("KVLEASE_UCX_PERFTEST", self.path("ucx_perftest"));
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
     }
 
     fn log(&self) -> String {
@@ -76,7 +95,7 @@ fn complaint(output: &Output) -> String {
 fn runs_come_in_pairs_with_the_settings_of_the_transport() {
     // A server that is not ready at once.
     let early = "[ -e \"$here/early\" ] || { touch \"$here/early\"; echo 'connect() failed: Connection refused'; exit 1; }\n";
-    let bench = Bench::with(&format!("{early}{ROW}"), "sleep 0.2\n");
+    let bench = Bench::with(&format!("{early}{ROW}{CLIENT}"), SERVER);
     let output = bench.run(&["--only", "tcp/event/latency-200", "--rounds", "3"]);
     assert_eq!(code(&output), Some(0), "{}", complaint(&output));
     let (json, log) = (bench.json(), bench.log());
@@ -109,8 +128,8 @@ fn an_idle_transport_needs_no_perftest() {
 #[test]
 fn a_perftest_that_fails_is_no_measurement() {
     for (client, server, expected) in [
-        ("echo no such device; exit 3\n", "sleep 1\n", "no such device"),
-        ("sleep 0.2; echo Connection refused; exit 1\n", "echo bind failed; exit 4\n", "bind failed"),
+        ("echo no such device; exit 3\n", HANGS, "no such device"),
+        ("echo Connection refused; exit 1\n", "echo bind failed; exit 4\n", "bind failed"),
         ("echo nonsense\n", "", "expected eight numbers"),
         (ROW, "echo the other broke; exit 5\n", "the other broke"),
     ] {
@@ -124,7 +143,16 @@ fn a_perftest_that_fails_is_no_measurement() {
 
 #[test]
 fn one_that_hangs_is_ended_and_left_out() {
-    let bench = Bench::with("exec sleep 100\n", "exec sleep 100\n");
+    hangs(HANGS);
+}
+
+#[test]
+fn one_that_prints_without_pause_is_ended_and_left_out() {
+    hangs("exec yes\n");
+}
+
+fn hangs(client: &str) {
+    let bench = Bench::with(client, HANGS);
     let output = bench.run(&["--only", "tcp/event/read-4k", "--rounds", "1"]);
     assert_eq!(code(&output), Some(2), "nothing was compared");
     assert!(complaint(&output).contains("did not end in any run"), "{}", complaint(&output));
@@ -133,6 +161,54 @@ fn one_that_hangs_is_ended_and_left_out() {
         let pid = line.split(' ').nth(1).unwrap();
         assert!(!PathBuf::from(format!("/proc/{pid}")).exists(), "{line} is awaited");
     }
+}
+
+#[test]
+fn one_metric_without_a_ratio_is_not_all() {
+    let bench = Bench::with(&format!("case \"$*\" in *ucp_am_bw*) echo no bandwidth; exit 3 ;; esac\n{ROW}"), "");
+    let output = bench.run(&["--lane", "tcp", "--mode", "poll", "--rounds", "1"]);
+    assert_eq!(code(&output), Some(2));
+    let expected = "1 of 8 metrics have no ratio, the first is tcp/poll/rate-200: ";
+    assert!(complaint(&output).contains(expected) && complaint(&output).contains("no bandwidth"), "{}", complaint(&output));
+}
+
+#[test]
+fn the_report_is_there_even_if_nobody_takes_the_table() {
+    let bench = Bench::with(ROW, "");
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let output = bench.command(&["--only", "tcp/event/latency", "--rounds", "1"]).stdout(full).output().unwrap();
+    assert_eq!(code(&output), Some(2));
+    assert!(complaint(&output).contains("cannot write to standard output"), "{}", complaint(&output));
+    let report = fs::read_to_string(bench.path("json")).unwrap();
+    let metrics: Vec<Value> = report.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["metric"].clone()).collect();
+    assert_eq!(metrics, ["tcp/event/latency-200", "tcp/event/latency-64k"]);
+}
+
+#[test]
+fn perftest_does_not_outlive_the_command() {
+    let can = Command::new("setpriv").args(["--pdeathsig", "KILL", "true"]).output();
+    if !can.is_ok_and(|output| output.status.success()) {
+        return; // promised only where util-linux is
+    }
+    let holds = format!("exec 3> \"$here/held\"; echo up >&3\n{HANGS}");
+    let bench = Bench::with(&holds, &holds);
+    let mut command = bench.command(&["--only", "tcp/event/latency-200", "--rounds", "1"]);
+    let mut kvlease = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let (sender, steps) = channel();
+    let held = bench.path("held");
+    thread::spawn(move || -> io::Result<()> {
+        let mut held = File::open(held)?;
+        held.read_exact(&mut [0; "up\nup\n".len()])?;
+        let _ = sender.send("both run");
+        held.read_to_end(&mut Vec::new())?; // there is an end when nobody holds it any more
+        let _ = sender.send("both are gone");
+        Ok(())
+    });
+    let step = || steps.recv_timeout(Duration::from_secs(60));
+    let started = step();
+    kvlease.kill().unwrap();
+    kvlease.wait().unwrap();
+    assert_eq!((started, step()), (Ok("both run"), Ok("both are gone")));
 }
 
 #[test]
@@ -153,4 +229,12 @@ fn wrong_input_says_what_is_right() {
     for args in [&["--rounds", "0"][..], &["--lane", "rc"], &["--mode", "both"]] {
         assert_eq!(code(&bench.run(args)), Some(2), "{args:?}");
     }
+}
+
+#[test]
+fn an_empty_variable_names_nothing() {
+    let bench = Bench::with(ROW, "");
+    let mut command = bench.command(&["--only", "tcp/event/latency-200", "--rounds", "1"]);
+    let output = command.env("KVLEASE_UCX_PERFTEST", "").env("PATH", bench.folder.path()).output().unwrap();
+    assert_eq!(code(&output), Some(0), "that of the path is taken: {}", complaint(&output));
 }

@@ -24,25 +24,31 @@ const VARIABLE: &str = "KVLEASE_UCX_PERFTEST";
 pub(crate) fn bench(setup: &Setup, args: &[String]) -> Result<(), Stop> {
     set_up(setup)?;
     let target = target_dir()?;
-    let is_named = env::var_os(VARIABLE).is_some() || args.iter().any(|arg| arg.starts_with("--perftest"));
-    if !is_named {
-        fetch(&target.join("perftest"))?;
-    }
+    let is_set = env::var_os(VARIABLE).is_some_and(|path| !path.is_empty());
+    let fetched = if is_set || !wants_perftest(args) { None } else { fetch(&target.join("perftest"))? };
     Step::cargo("building the suite", "build --release -p conformance --features cli").run()?;
     let kvlease = target.join("release/kvlease");
-    let error = Command::new(&kvlease).args(["bench", "ucx"]).args(args).exec();
+    let mut command = Command::new(&kvlease);
+    let error = command.args(["bench", "ucx"]).args(args).envs(fetched.map(|path| (VARIABLE, path))).exec();
     Err(Stop::Failed(Failed(format!("{} does not start: {error}", kvlease.display()))))
 }
 
-/// Unpacks the wheel into `folder`, unless it is there.
-fn fetch(folder: &Path) -> Result<(), Stop> {
-    if folder.join("libucx/bin/ucx_perftest").is_file() {
-        return Ok(());
+/// Whether these arguments measure, and name no `ucx_perftest`.
+fn wants_perftest(args: &[String]) -> bool {
+    !args.iter().any(|arg| arg.starts_with("--perftest") || ["-h", "--help"].contains(&arg.as_str()))
+}
+
+/// Unpacks the wheel into `folder`, unless it is there; where the `ucx_perftest` lies, if there is one for this machine.
+fn fetch(folder: &Path) -> Result<Option<PathBuf>, Stop> {
+    let perftest = folder.join("libucx/bin/ucx_perftest");
+    if perftest.is_file() {
+        return Ok(Some(perftest));
+    }
+    if env::consts::ARCH != MACHINE {
+        eprintln!("xtask: the ucx_perftest that this fetches is for {MACHINE}: name another one of UCX 1.22 by {VARIABLE}");
+        return Ok(None); // some metrics need none
     }
     let tell = |what: &str| Stop::Tell(format!("{what}, or name a ucx_perftest of UCX 1.22 by {VARIABLE}"));
-    if env::consts::ARCH != MACHINE {
-        return Err(tell(&format!("the ucx_perftest that this fetches is for {MACHINE}: measure on such a machine")));
-    }
     let pip = |what: &str| Step::new(what, "python3", ["-m", "pip"]);
     if !(is_there("python3") && pip("looking for pip").args(["--version"]).succeeds()) {
         return Err(tell("fetching ucx_perftest needs python3 with pip: install them"));
@@ -50,7 +56,8 @@ fn fetch(folder: &Path) -> Result<(), Stop> {
     let list = written(folder).map_err(|error| Stop::Tell(format!("{}: cannot be made: {error}", folder.display())))?;
     let step = pip("fetching ucx_perftest (43 MB)").args(["install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
     let step = step.args(["--only-binary", ":all:", "--upgrade", "--require-hashes", "--requirement"]).args([list]);
-    Ok(step.args(["--target"]).args([folder]).with("PIP_ROOT_USER_ACTION", "ignore").run()?)
+    step.args(["--target"]).args([folder]).with("PIP_ROOT_USER_ACTION", "ignore").run()?;
+    Ok(Some(perftest))
 }
 
 /// The list that pip reads.
@@ -59,4 +66,18 @@ fn written(folder: &Path) -> std::io::Result<PathBuf> {
     let list = folder.join("requirements.txt");
     fs::write(&list, WHEEL)?;
     Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_fetched_only_to_measure_with() {
+        let wants = |line: &str| wants_perftest(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        assert!(wants("") && wants("--only tcp --rounds 1"));
+        for line in ["--help", "--lane tcp -h", "--perftest x", "--perftest=x --lane tcp"] {
+            assert!(!wants(line), "{line}");
+        }
+    }
 }

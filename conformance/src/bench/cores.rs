@@ -4,7 +4,7 @@
 
 use std::{env, fs, path::Path, process::Command};
 
-use super::node::Side;
+use super::{child::bound, node::Side};
 
 /// The program that puts another on a core.
 const TASKSET: &str = "taskset";
@@ -23,11 +23,11 @@ impl Cores {
         Self(list.filter(|_| can_choose).and_then(first_two))
     }
 
-    /// Starts `program` where that side of a pair runs.
+    /// Starts `program` where that side of a pair runs, and no longer than this process does.
     pub(super) fn command(self, program: &Path, side: Side) -> Command {
-        let Some([lead, follow]) = self.0 else { return Command::new(program) };
+        let Some([lead, follow]) = self.0 else { return bound(program) };
         let core = if side == Side::Lead { lead } else { follow };
-        let mut command = Command::new(TASKSET);
+        let mut command = bound(TASKSET);
         command.args(["-c", &core.to_string()]).arg(program);
         command
     }

@@ -44,7 +44,8 @@ impl Perftest {
     /// # Errors
     /// That there is none, or that it does not do, and what to do.
     pub fn find(named: Option<&Path>, here: &Path, cores: Cores) -> Result<Self, String> {
-        if let Some(path) = named.map(Path::to_owned).or_else(|| env::var_os(VARIABLE).map(PathBuf::from)) {
+        let set = || env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        if let Some(path) = named.map(Path::to_owned).or_else(set) {
             return Self::open(path, cores);
         }
         let path = env::var_os("PATH").unwrap_or_default();
@@ -53,7 +54,7 @@ impl Perftest {
         match in_path.chain(fetched).find(|path| path.is_file()) {
             Some(path) => Self::open(path, cores),
             None => Err(format!(
-                "ucx_perftest is not here: run `cargo xtask bench`, which fetches it, or name it by {VARIABLE} or --perftest"
+                "ucx_perftest is not here: run `cargo xtask bench`, which fetches it for x86_64, or name it by {VARIABLE} or --perftest"
             )),
         }
     }
@@ -94,7 +95,7 @@ impl Perftest {
         let until = Instant::now() + limit;
         let why = |error: String| format!("{} for {metric}: {error}", self.path.display());
         let port = free_port().map_err(|error| why(format!("no free port: {error}")))?;
-        let mut server = self.start(metric, None, port, times, warmup).map_err(why)?;
+        let server = self.start(metric, None, port, times, warmup).map_err(why)?;
         let lines = loop {
             let client = self.start(metric, Some("127.0.0.1"), port, times, warmup).map_err(why)?;
             match client.end(until).map_err(why)? {
@@ -105,7 +106,7 @@ impl Perftest {
                 End::Badly(_) => thread::sleep(PAUSE),
             }
         };
-        let patience = if lines.is_ok() { until } else { Instant::now() };
+        let patience = if lines.is_ok() || server.has_ended().map_err(why)? { until } else { Instant::now() };
         match (lines, server.end(patience).map_err(why)?) {
             (Ok(lines), End::Well(_)) => Row::parse(&lines).map(|row| Some(row.value(metric))).map_err(why),
             (Ok(_), End::TooLate) => Ok(None),

@@ -44,7 +44,7 @@ pub struct BenchArgs {
     /// has fetched]
     #[arg(long, value_name = "PATH")]
     perftest: Option<PathBuf>,
-    /// Write one JSON object per metric to this file
+    /// Write one JSON object per metric to this file, as soon as it is measured
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -55,7 +55,7 @@ enum Transport {
     Ucx,
 }
 
-/// Measures; 0 if all could be measured, 2 if not. Targets that are missed are told, and no failure.
+/// Measures; 0 if every metric has its ratio, 2 if not. Targets that are missed are told, and no failure.
 pub fn bench(args: &BenchArgs) -> ExitCode {
     match try_bench(args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -88,18 +88,20 @@ fn try_bench(args: &BenchArgs) -> Result<(), String> {
         remark(PROGRAM, format_args!("this machine is busy (load {load:.1}): {why}"));
     }
     let plan = Plan { rounds: args.rounds, seconds };
-    let mut outcomes = Vec::new();
+    let (mut outcomes, mut reported) = (Vec::new(), Ok(()));
     for (number, metric) in (1..).zip(&metrics) {
         let outcome = measure(*metric, &ours, theirs.as_ref(), plan);
         let ratio = outcome.ratio().map_or("no ratio".to_owned(), |ratio| format!("ratio {:.2}", ratio.median));
         remark(PROGRAM, format_args!("[{number}/{}] {metric}: {ratio}", metrics.len()));
+        // At once: whatever ends this run, what was measured is there.
+        if let Some(file) = report.as_mut() {
+            reported = reported.and_then(|()| file.write_all(format!("{}\n", to_json(&outcome)).as_bytes()));
+        }
         outcomes.push(outcome);
     }
     let written = std::io::stdout().write_all(table(&outcomes).as_bytes());
     written.map_err(|error| format!("cannot write to standard output: {error}"))?;
-    let lines: String = outcomes.iter().map(|outcome| format!("{}\n", to_json(outcome))).collect();
-    let written = report.as_mut().map_or(Ok(()), |file| file.write_all(lines.as_bytes()));
-    written.map_err(|error| format!("cannot write the report: {error}"))?;
+    reported.map_err(|error| format!("cannot write the report: {error}"))?;
     verdict(&outcomes)
 }
 
@@ -125,13 +127,14 @@ fn metrics(args: &BenchArgs) -> Result<Vec<Metric>, String> {
     Err(format!("no metric is asked for: --lane, --mode and --only leave none of {}", names.join(", ")))
 }
 
-/// Whether everything was measured, and something compared.
+/// Whether every metric has its ratio.
 fn verdict(outcomes: &[Outcome]) -> Result<(), String> {
-    if let Some(why) = outcomes.iter().find_map(|outcome| outcome.pairs.as_ref().err()) {
-        return Err(why.clone());
-    }
-    match outcomes.iter().any(|outcome| outcome.ratio().is_some()) {
-        true => Ok(()),
-        false => Err("ucx_perftest did not end in any run: try it by hand, or another one by --perftest".into()),
-    }
+    let mut missing = outcomes.iter().filter(|outcome| outcome.ratio().is_none()).peekable();
+    let Some(first) = missing.peek() else { return Ok(()) };
+    let why = match &first.pairs {
+        Err(why) => why,
+        Ok(_) => "ucx_perftest did not end in any run: try it by hand, or another one by --perftest",
+    };
+    let metric = first.metric;
+    Err(format!("{} of {} metrics have no ratio, the first is {metric}: {why}", missing.count(), outcomes.len()))
 }

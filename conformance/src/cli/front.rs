@@ -26,7 +26,7 @@ use super::{
 #[command(
     name = "kvlease",
     version,
-    about = "Leases on KV blocks between prefill and decode: run both roles, certify transports, simulate, plan"
+    about = "Leases on KV blocks between prefill and decode: run both roles, certify and measure transports, simulate, plan"
 )]
 struct Cli {
     #[command(subcommand)]
