@@ -56,6 +56,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! `examples/lease.rs` is the whole of it: both engines of a lease, from the grant over the read to the end.
+//!
 //! # Connections
 //! - An attempt succeeds once the peer's transport has answered a ping, so a peer that exists but does not poll leaves it open:
 //!   the caller's deadline and [`cancel`](lease_proto::transport::Control::cancel) end it. A peer that is gone fails it:

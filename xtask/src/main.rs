@@ -176,6 +176,10 @@ fn test(setup: &Setup, name: Option<&str>, args: &[String]) -> Result<(), Stop> 
     ] {
         Step::cargo(what, line).args(name).args((!args.is_empty()).then_some("--")).args(args).run()?;
     }
+    for example in ["lease", "borrowed"] {
+        let line = "run --release -p transport-ucx --features borrowed-worker --example";
+        Step::cargo("an example", line).args([example]).run()?;
+    }
     // No tests: what they need turns features on.
     Step::cargo("build of lease-proto without features", "build --release -p lease-proto").run()?;
     match is_there("c++") {
