@@ -11,5 +11,7 @@ pub mod cli;
 #[cfg(feature = "cli")]
 pub mod engine;
 pub mod loopback;
+#[cfg(feature = "cli")]
+mod quiet;
 #[cfg(feature = "sim")]
 pub mod sim;

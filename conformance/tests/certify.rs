@@ -5,250 +5,17 @@ mod broken;
 
 use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
-use broken::{Broken, Flaw, Twist, flawed, moved, with};
+use broken::{Broken, FLAWS, Twist, flawed, rows};
 use conformance::{
     certify::{
-        Lane, Outcome, Progress, Verdict, all,
-        lab::{Lab, Trouble},
+        Lane, MemoryLab, Outcome, Progress, Verdict, all,
+        lab::{Lab, PATIENCE, Spec, Trouble},
         run, table,
     },
-    engine::{Command, Filling},
+    engine::{Command, Lease},
 };
-use lease_proto::frame::Frame;
+use lease_proto::wire::Wire;
 use serde_json::{Value, json};
-
-/// A fault, the cases that must see it, and what they must say.
-type Row = (&'static [&'static str], &'static str, fn() -> Twist);
-
-/// A promise that a transport breaks, the cases that must see it, and what they must say.
-type FlawRow = (&'static [&'static str], &'static str, Flaw);
-
-const SECOND: i64 = 1_000_000_000;
-
-#[rustfmt::skip] // a table
-const NOTIFY: &[Row] = &[
-    (&["notify/bytes"], "expected 1 bytes as they were sent", || Twist::those("received", |e| e["hex"] == "80", |e| vec![with(e, "hex", "00")])),
-    (&["notify/bytes", "notify/empty"], "as they were sent", || Twist::each("received", |e| vec![e.clone(), e])),
-    (&["notify/empty"], "did not come", || Twist::those("received", |e| e["length"] == 0, |_| vec![])),
-    (&["notify/sizes"], "did not come", || Twist::those("received", |e| (2001..65_536).contains(&length(e)), |_| vec![])),
-    (&["notify/sizes"], "did not come", || Twist::those("received", |e| length(e) == 4097, |_| vec![])),
-    (&["notify/sizes"], "expected 1023 bytes", || Twist::those("received", |e| length(e) == 1023, |e| vec![with(e, "hex", "00")])),
-    (&["notify/largest"], "expected 65536 bytes", || Twist::those("received", |e| e["length"] == 65_536, |e| {
-        let hex = e["hex"].as_str().unwrap_or_default().strip_suffix("ff").unwrap_or_default().to_owned();
-        vec![with(with(e, "hex", hex), "length", 65_535)]
-    })),
-    (&["notify/too-large"], "expected too large", || Twist::answers(|command, answer| match command {
-        Command::Notify { filling: Filling::Counting(65_537), .. } => Ok(json!({"result": "ok"})),
-        _ => answer,
-    })),
-    (&["notify/too-large"], "expected received, and it did not come", || Twist::lost("received")),
-    (&["notify/order"], "expected 7, got 8", || {
-        let mut late = None;
-        Twist::each("received", move |e| match e["hex"].as_str() {
-            Some("07000000") => { late = Some(e); vec![] }
-            _ => [e].into_iter().chain(late.take()).collect(),
-        })
-    }),
-    // A long one that the short one behind it overtakes, and one that lost its end.
-    (&["notify/order"], "expected 10, got 11", || {
-        let mut late = None;
-        Twist::each("received", move |e| if length(&e) > 4 { late = Some(e); vec![] } else { [e].into_iter().chain(late.take()).collect() })
-    }),
-    (&["notify/order"], "not what was sent", || Twist::those("received", |e| length(e) == 65_536, |e| vec![with(e, "hex", "0a000000")])),
-    (&["notify/order"], "not accepted", || Twist::answers(|command, answer| match command {
-        Command::NotifyMany { .. } => Ok(json!({"result": "peer lost", "sent": 9})),
-        _ => answer,
-    })),
-    // Every second one, one of many, one of many twice, and the last one twice.
-    (&["notify/complete", "notify/order", "notify/bytes"], "did not come", || {
-        let mut odd = false;
-        Twist::each("received", move |e| { odd = !odd; if odd { vec![] } else { vec![e] } })
-    }),
-    (&["notify/complete"], "did not come", || Twist::those("received", |e| e["hex"] == "07000000", |_| vec![])),
-    (&["notify/complete"], "lost", || Twist::those("received", |e| e["hex"] == "07000000", |e| vec![e.clone(), e])),
-    (&["notify/never-polled"], "expected received", || Twist::lost("received")),
-    (&["notify/never-polled"], "not what was sent, or twice", || Twist::each("received", |e| vec![e.clone(), e])),
-    (&["notify/complete"], "as they were sent", || Twist::those("received", |e| e["hex"] == "cf070000", |e| vec![e.clone(), e])),
-];
-
-#[rustfmt::skip] // a table
-const CONNECT: &[Row] = &[
-    (&["connect/early", "connect/gone"], "expected linked", || Twist::lost("linked")),
-    (&["connect/early"], "connected to a peer that stands still", Twist::runs_on),
-    (&["connect/cancel"], "linked, though it was cancelled", || Twist::ignores(|command| matches!(command, Command::Cancel { .. }))),
-    (&["connect/gone"], "expected link_failed", || Twist::lost("link_failed")),
-    (&["connect/gone"], "expected 1 failures of one attempt, got 2", || Twist::each("link_failed", |e| vec![e.clone(), e])),
-    (&["connect/gone"], "expected 0 failures of one attempt, got 1", || {
-        let mut late = None;
-        Twist::all(move |e| if e["event"] == "link_failed" { late = Some(e); vec![] } else { [e].into_iter().chain(late.take()).collect() }).reports_no_dead()
-    }),
-    (&["connect/lost"], "expected link_lost", || Twist::lost("link_lost")),
-    (&["connect/lost"], "expected one report, got 2", || Twist::each("link_lost", |e| vec![e.clone(), e])),
-    (&["connect/lost", "connect/disconnect"], "expected not connected", || Twist::answers(|command, answer| match command {
-        Command::Notify { .. } => Ok(json!({"result": "ok"})),
-        _ => answer,
-    })),
-    (&["connect/disconnect"], "expected not connected", || Twist::ignores(|command| matches!(command, Command::Disconnect { .. }))),
-    // Nothing but the transport's own metadata, cut or with another beginning, in a frame that is right.
-    (&["connect/garbage"], "bytes of garbage gave", || Twist::answers(|command, answer| match command {
-        Command::Connect { metadata } if framed(metadata).is_some_and(|payload| payload.len() == 15) => Ok(json!({"result": "ok", "ticket": 1})),
-        _ => answer,
-    })),
-    (&["connect/garbage"], "bytes of garbage gave", || Twist::answers(|command, answer| match command {
-        Command::Connect { metadata } if framed(metadata).is_some_and(|payload| payload.len() == 16 && !payload.starts_with(b"loopback")) => Ok(json!({"result": "ok", "ticket": 1})),
-        _ => answer,
-    })),
-    (&["connect/early"], "expected received", || Twist::lost("received")),
-    (&["connect/gone"], "connected to a dead peer", || Twist::each("link_failed", |e| vec![with(with(e, "event", "linked"), "peer", 1)])),
-    (&["connect/garbage"], "bytes of garbage gave", || Twist::answers(|command, answer| match command {
-        Command::Connect { .. } => answer.map(|answer| if answer["result"] == "invalid" { json!({"result": "ok", "ticket": 1}) } else { answer }),
-        _ => answer,
-    })),
-];
-
-#[rustfmt::skip] // a table
-const LEASE: &[Row] = &[
-    (&["lease/native/grant", "lease/vllm/grant"], "expected one lease ahead", || Twist::each("granted", |e| vec![moved(e, "expires", 1)])),
-    (&["lease/native/grant", "lease/vllm/grant"], "expected one lease ahead", || Twist::each("granted", |e| vec![moved(e, "expires", -SECOND)])),
-    (&["lease/native/grant"], "expected granted", || Twist::lost("granted")),
-    (&["lease/native/renew", "lease/vllm/renew"], "shortened from", || {
-        let mut count = 0;
-        Twist::each("renewed", move |e| { count += 1; vec![if count == 4 { moved(e, "expires", -2 * SECOND) } else { e }] })
-    }),
-    (&["lease/native/renew", "lease/vllm/renew"], "expected renewed", || Twist::says("renewed", "expires", "3.5")),
-    (&["lease/native/complete"], "expected valid", || Twist::says("read_done", "verdict", "unverified")),
-    (&["lease/vllm/complete"], "expected unverified", || Twist::says("read_done", "verdict", "valid")),
-    (&["lease/native/complete", "lease/vllm/complete"], "expected completed", || Twist::says("freed", "reason", "expired")),
-    (&["lease/native/complete", "lease/vllm/complete"], "expected resolved", || Twist::lost("resolved")),
-    (&["lease/native/served"], "expected it to land as \"one_sided\"", || Twist::says("read_landed", "outcome", "served")),
-    (&["lease/native/served"], "expected it to land as \"served\"", || Twist::says("read_landed", "outcome", "one_sided").served()),
-    (&["lease/native/served"], "expected it to be proven by served, not by deadline", || Twist::says("read_done", "proof", "deadline").served()),
-    (&["lease/native/served"], "expected it to be proven by deadline or completion, not by served", || Twist::says("read_done", "proof", "served")),
-    (&["lease/native/served", "lease/native/fenced", "lease/native/complete", "lease/vllm/complete"], "expected every byte", || Twist::says("read_landed", "matches", false)),
-    (&["lease/native/served", "lease/native/fenced"], "expected completed", || Twist::says("freed", "reason", "expired")),
-    (&["lease/native/fenced"], "expected fenced", || Twist::says("read_done", "proof", "deadline")),
-    (&["lease/native/fenced"], "expected fenced", || Twist::says("read_landed", "outcome", "one_sided")),
-    (&["lease/native/release", "lease/vllm/release"], "expected", || Twist::says("freed", "reason", "expired")),
-    (&["lease/native/expire", "lease/vllm/expire", "lease/vllm/abort-promised"], "freed before its promise ran out", || {
-        Twist::each("freed", |e| { let early = e["expires"].clone(); vec![moved(with(e, "now", early), "now", -1)] })
-    }),
-    (&["lease/native/expire", "lease/vllm/expire", "lease/vllm/abort-promised"], "not freed at the first poll", || {
-        Twist::each("freed", |e| { let late = e["expires"].clone(); vec![with(e, "previous_poll", late)] })
-    }),
-    (&["lease/native/expire", "lease/vllm/expire", "lease/vllm/abort-promised"], "the last promise was", || {
-        Twist::each("freed", |e| vec![moved(moved(moved(e, "expires", -SECOND), "now", -SECOND), "previous_poll", -SECOND)])
-    }),
-    (&["lease/native/expire"], "expected it to end as expired", || Twist::says("freed", "reason", "completed")),
-    (&["lease/native/expire", "lease/native/abort-promised"], "expected lost", || Twist::lost("lost")),
-    (&["lease/vllm/expire", "lease/native/abort"], "expected freed", || Twist::lost("freed")),
-    (&["lease/native/abort", "lease/vllm/abort"], "expected aborted", || Twist::says("freed", "reason", "expired")),
-    (&["lease/native/abort", "lease/vllm/abort"], "expected it at once", || {
-        Twist::each("freed", |e| { let late = e["expires"].clone(); vec![with(e, "now", late)] })
-    }),
-    (&["lease/native/abort-promised"], "expected revoked", || Twist::says("lost", "why", "expired")),
-    (&["lease/native/abort-promised"], "expected the reader to give it back", || Twist::says("freed", "reason", "aborted")),
-    (&["overload/native/queue", "overload/vllm/queue"], "freed while it was beaten for", || {
-        let mut count = 0;
-        Twist::each("renewed", move |e| { count += 1; vec![if count == 5 { with(e, "event", "freed") } else { e }] })
-    }),
-    (&["overload/native/queue", "overload/vllm/queue"], "expected completed", || Twist::says("freed", "reason", "expired")),
-];
-
-#[rustfmt::skip] // a table
-const FAULT: &[Row] = &[
-    (&["fault/native/reader-killed", "fault/vllm/reader-killed"], "freed before its promise ran out", || {
-        Twist::each("freed", |e| { let early = e["expires"].clone(); vec![moved(with(e, "now", early), "now", -1)] })
-    }),
-    (&["fault/native/reader-killed", "fault/vllm/reader-killed"], "not freed at the first poll", || {
-        Twist::each("freed", |e| { let late = e["expires"].clone(); vec![with(e, "previous_poll", late)] })
-    }),
-    // An answer that the holder forgot: a promise was made that it did not keep.
-    (&["fault/native/reader-killed", "fault/vllm/reader-killed"], "the last promise was", || Twist::each("renewed", |e| vec![moved(e, "expires", 1)])),
-    (&["fault/native/reader-killed-reading", "fault/vllm/reader-killed-reading"], "freed before its promise ran out", || {
-        Twist::each("freed", |e| { let early = e["expires"].clone(); vec![moved(with(e, "now", early), "now", -1)] })
-    }),
-    (&["fault/native/reader-killed-reading", "fault/vllm/reader-stopped"], "expected it to end as expired", || Twist::says("freed", "reason", "completed").served()),
-    (&["fault/vllm/reader-killed-reading", "fault/native/reader-stopped"], "expected it to end as expired", || Twist::says("freed", "reason", "released")),
-    (&["fault/native/reader-killed-reading", "fault/vllm/reader-killed-reading"], "expected renewed", || Twist::those("renewed", |e| e["request"] == "b", |_| vec![])),
-    (&["fault/vllm/reader-stopped"], "expected unverified", || Twist::says("read_done", "verdict", "invalid")),
-    (&["fault/native/reader-stopped", "fault/vllm/reader-stopped"], "a stale read was called valid", || Twist::says("read_done", "verdict", "valid")),
-    (&["fault/native/reader-stopped", "fault/vllm/reader-stopped"], "expected read_landed", || Twist::lost("read_landed")),
-    (&["fault/native/reader-stopped", "fault/vllm/reader-stopped"], "expected read_done", || Twist::lost("read_done")),
-    (&["fault/native/holder-restarted"], "expected lost", || Twist::lost("lost")),
-    (&["fault/native/holder-restarted"], "expected it to be the restart", || Twist::says("lost", "why", "claimed")),
-    (&["fault/native/holder-restarted", "fault/vllm/holder-restarted"], "expected renewed", || Twist::those("renewed", |e| e["request"] == "b", |_| vec![])),
-    (&["fault/vllm/holder-restarted"], "expected unverified", || Twist::says("read_done", "verdict", "valid")),
-];
-
-#[rustfmt::skip] // a table
-const PARTITION: &[Row] = &[
-    (&["fault/native/partition-long", "fault/vllm/partition-long"], "expected it to end as expired", Twist::uncut),
-    (&["fault/native/partition-long", "fault/vllm/partition-long"], "not freed at the first poll", || {
-        Twist::each("freed", |e| { let late = e["expires"].clone(); vec![with(e, "previous_poll", late)] })
-    }),
-    (&["fault/native/partition-long", "fault/vllm/partition-long"], "a stale read was called valid", || Twist::says("read_done", "verdict", "valid")),
-    (&["fault/native/partition-long"], "read over a link that was cut, and called valid", || {
-        Twist::all(|e| vec![match e["event"].as_str() {
-            Some("read_landed") => with(e, "matches", true),
-            Some("read_done") => with(e, "verdict", "valid"),
-            _ => e,
-        }])
-    }),
-    (&["fault/native/partition-long", "fault/vllm/partition-long"], "expected renewed", || Twist::those("renewed", |e| e["request"] == "b", |_| vec![])),
-    (&["fault/native/partition-short", "fault/vllm/partition-short"], "freed before", || {
-        let mut count = 0;
-        Twist::each("renewed", move |e| { count += 1; if count == 2 { vec![with(e.clone(), "event", "freed"), e] } else { vec![e] } })
-    }),
-    (&["fault/native/partition-short", "fault/vllm/partition-short"], "expected completed", || Twist::says("freed", "reason", "expired")),
-];
-
-#[rustfmt::skip] // a table
-const READ: &[Row] = &[
-    (&["read/token", "read/revoked-during"], "expected landed", || Twist::lost("landed").served()),
-    (&["read/stopped"], "served by an owner that stands still", || Twist::runs_on().served()),
-    (&["read/disconnected"], "expected not connected", || Twist::answers(|command, answer| match command {
-        Command::Fetch { ranges, .. } if ranges == &[(0, 1)] => Ok(json!({"result": "ok", "read": 1})),
-        _ => answer,
-    })),
-    (&["read/fenced"], "fenced what is for many leases", || Twist::answers(|command, answer| match command {
-        Command::Fence { .. } => Ok(json!({"result": "ok"})),
-        _ => answer,
-    })),
-    (&["read/many"], "expected all to end well", || Twist::those("landed", |e| e["read"].as_u64().is_some_and(|read| read % 7 == 0), |e| vec![with(e, "result", "rejected")])),
-];
-
-#[rustfmt::skip] // a table
-const FLAWS: &[FlawRow] = &[
-    (&["read/bytes", "read/ranges", "read/many", "read/bounds", "read/fenced", "read/killed", "read/stopped", "read/disconnected", "read/junk-region", "read/deregistered"], "is not what it shall be", Flaw::WrongByte),
-    (&["read/bytes", "read/ranges", "read/many", "read/stopped"], "is not what it shall be", Flaw::LostPart),
-    (&["read/bytes", "read/ranges", "read/many"], "is not what it shall be", Flaw::DoneBeforeTheData),
-    (&["read/bytes", "read/ranges"], "is not what it shall be", Flaw::Spills),
-    (&["read/killed", "read/disconnected", "read/deregistered"], "expected landed", Flaw::ForgetsFailures),
-    (&["read/killed", "read/stopped", "read/disconnected", "read/many"], "expected one end of a read, got 2", Flaw::EndsTwice),
-    (&["read/bounds", "read/junk-region"], "expected invalid", Flaw::RefusesNothing),
-    (&["read/token"], "expected rejected, got served", Flaw::ServesTheWithdrawn),
-    (&["read/revoked-during"], "is not what it shall be", Flaw::ServesTheWithdrawn),
-    (&["read/stopped"], "expected landed", Flaw::NeedsTheOwner),
-    (&["read/fenced"], "is not what it shall be", Flaw::FenceWithoutEffect),
-    (&["read/deregistered"], "was not given back", Flaw::NeverDeregisters),
-    (&["read/killed", "read/disconnected", "read/deregistered"], "was not given back", Flaw::KeepsMemory),
-    (&["notify/never-polled"], "expected to be held back", Flaw::NeverBlocks),
-];
-
-fn length(received: &Value) -> u64 {
-    received["length"].as_u64().unwrap_or_default()
-}
-
-/// What is in a whole frame.
-fn framed(hex: &str) -> Option<Vec<u8>> {
-    let bytes: Result<Vec<u8>, _> =
-        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(hex.get(at..at + 2).unwrap_or_default(), 16)).collect();
-    Some(Frame::decode(&bytes.ok()?).ok()?.payload().to_vec())
-}
-
-fn rows() -> impl Iterator<Item = Row> {
-    [NOTIFY, CONNECT, READ, LEASE, FAULT, PARTITION].concat().into_iter()
-}
 
 /// Cases that ask for what the fabric does not have, one-sided or served.
 const NOT_ONE_SIDED: [&str; 2] = ["read/token", "read/revoked-during"];
@@ -373,6 +140,18 @@ fn nodes_that_misbehave_fail_the_case_with_their_last_words() {
 }
 
 #[test]
+fn nodes_that_tell_without_end_fail_the_case() {
+    for spam in [r#"yes '{"event":"spam"}'"#, "yes noise", "cat /dev/zero"] {
+        for script in
+            [format!(r#"echo '{{"ready":true}}'; exec {spam}"#), format!(r#"echo '{{"ready":true}}'; read -r line; exec {spam}"#)]
+        {
+            let outcome = outcome_of(&script);
+            assert!(matches!(reason(&outcome), ("fail", why) if why.contains("the node tells without end")), "{outcome:?}");
+        }
+    }
+}
+
+#[test]
 fn what_the_machine_lacks_is_skipped_with_the_reason() {
     let skipped = outcome_of(r#"echo '{"unavailable":"no such device"}'"#);
     assert_eq!(skipped.verdict, Verdict::Skip("no such device".into()));
@@ -390,4 +169,26 @@ fn a_broken_harness_gives_no_verdict_about_anything() {
         let why = run(&cases, &[Lane::Loopback, lane], &mut Told::default()).unwrap_err();
         assert!(why.contains(expected) && !why.contains('\n'), "{why}");
     }
+}
+
+#[test]
+fn a_read_of_fewer_blocks_tells_how_many_bytes_it_read() {
+    let mut lab = MemoryLab::new(7);
+    let [holder, reader] =
+        ["p", "d"].map(|name| lab.start(&Spec { name, wire: Wire::Native, raw: false, way: None, side: None }).unwrap());
+    let grant = Command::Grant(Lease { request: "a".into(), ..Lease::default() });
+    let mut params = lab.ask(holder, grant).unwrap().unwrap();
+    params["kv_transfer_params"]["remote_block_ids"].as_array_mut().unwrap().truncate(1);
+    lab.ask(reader, Command::Track { params, reader: 0, of: 1 }).unwrap().unwrap();
+    let mut wait = |event: &str| loop {
+        let told = lab.next_event(reader, PATIENCE).unwrap().unwrap();
+        if told["event"] == event {
+            return told;
+        }
+        if told["event"] == "confirmed" {
+            lab.ask(reader, Command::Read { request: "a".into() }).unwrap().unwrap();
+        }
+    };
+    let landed = wait("read_landed");
+    assert_eq!((&landed["bytes"], &landed["matches"]), (&json!(16 << 10), &json!(false)), "{landed}");
 }

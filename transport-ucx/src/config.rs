@@ -132,7 +132,8 @@ pub(crate) fn registrations_outlive() -> bool {
 pub(crate) fn variables() -> String {
     let text = |part: &std::ffi::OsStr| part.to_string_lossy().into_owned();
     let mut set: Vec<String> = std::env::vars_os()
-        .filter(|(name, _)| name.as_encoded_bytes().starts_with(b"UCX_") && name != "UCX_DIR")
+        .filter(|(name, _)| name.as_encoded_bytes().starts_with(b"UCX_"))
+        .filter(|(name, _)| !["UCX_DIR", "UCX_DEBUG_SIGNO", "UCX_LOG_LEVEL"].iter().any(|harmless| name == harmless))
         .map(|(name, value)| format!("{}={}", text(&name), text(&value)))
         .collect();
     set.sort_unstable();

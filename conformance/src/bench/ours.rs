@@ -1,5 +1,6 @@
 //! A run of our own: two peer processes, told of each other.
 
+use crate::quiet::quiet;
 use std::{
     path::PathBuf,
     time::{Duration, Instant},
@@ -55,7 +56,6 @@ impl Ours {
         command.args(["bench", "--side", &name(side), "--lane", &name(metric.lane), "--mode", &name(metric.mode)]);
         command.args(["--kind", &name(metric.kind), "--bytes", &metric.bytes.to_string()]);
         command.args(["--times", &times.to_string(), "--warmup", &warmup.to_string()]);
-        // UCX takes SIGHUP as soon as it is loaded, unless told otherwise before.
-        Child::spawn(command.envs(loopback()).env("UCX_DEBUG_SIGNO", "0"))
+        Child::spawn(quiet(command.envs(loopback())))
     }
 }

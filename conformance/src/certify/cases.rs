@@ -66,6 +66,14 @@ fn renewed(bench: &mut Bench, wire: Wire, request: &str) -> Result<(NodeId, Node
     Ok((holder, reader))
 }
 
+/// What a node has told about a request, or tells later.
+fn heard(bench: &mut Bench, node: NodeId, event: &str, request: &str) -> Result<Value, Trouble> {
+    match bench.seen(node, event, request).last() {
+        Some(told) => Ok((*told).clone()),
+        None => bench.wait(node, event, |told| told["request"] == request),
+    }
+}
+
 /// A time that an event carries.
 fn time(event: &Value, key: &str) -> Result<Instant, Trouble> {
     let text = event[key].as_str().unwrap_or_default();

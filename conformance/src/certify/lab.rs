@@ -73,6 +73,9 @@ pub trait Lab {
     /// `Skip` where the transport is not on this machine, or no link between two sides can be made.
     fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble>;
 
+    /// In which way a node says that its transport is driven; `None` for the usual one.
+    fn way(&self, node: NodeId) -> Option<&str>;
+
     /// Tells a node what to do; the inner error is the node's.
     ///
     /// # Errors
@@ -121,7 +124,10 @@ impl Bench {
 
     /// A node whose transport is driven in another way than usual.
     pub(super) fn driven(&mut self, name: &'static str, way: &'static str) -> Result<NodeId, Trouble> {
-        self.lab.start(&Spec { name, wire: Wire::Native, raw: false, way: Some(way), side: None })
+        let node = self.lab.start(&Spec { name, wire: Wire::Native, raw: false, way: Some(way), side: None })?;
+        let says = self.lab.way(node);
+        ensure(says == Some(way), || format!("the node is not driven by {way}: it says {}", says.unwrap_or("nothing")))?;
+        Ok(node)
     }
 
     pub(super) fn raw(&mut self, name: &'static str) -> Result<NodeId, Trouble> {
@@ -149,7 +155,7 @@ impl Bench {
 
     /// The first event of this name, now or later, for which `is` holds; those before it are remembered.
     pub(super) fn wait(&mut self, node: NodeId, event: &str, is: impl Fn(&Value) -> bool) -> Result<Value, Trouble> {
-        let mut since = None;
+        let (mut since, start) = (None, std::time::Instant::now());
         loop {
             let next = self.next(node, PATIENCE)?;
             if let Some(next) = next.as_ref().filter(|next| next["event"] == event && is(next)) {
@@ -158,7 +164,8 @@ impl Bench {
             // A node that tells other things for ever is no better than one that tells nothing.
             let at = next.as_ref().and_then(|next| next["at"].as_str()?.parse::<Instant>().ok());
             let since = *since.get_or_insert(at.unwrap_or_default());
-            if next.is_none() || at.is_some_and(|at| at.saturating_since(since) > PATIENCE) {
+            let too_late = at.is_some_and(|at| at.saturating_since(since) > PATIENCE) || start.elapsed() > PATIENCE.into();
+            if next.is_none() || too_late {
                 let last = self.all(node).last().map_or("nothing".to_owned(), Value::to_string);
                 return Err(Trouble::Failed(format!("expected {event}, and it did not come; the last was {}", shortened(&last))));
             }

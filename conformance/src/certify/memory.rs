@@ -23,6 +23,8 @@ pub struct MemoryLab<T: Data<Memory = Memory> = Loopback> {
 struct Node<T: Data<Memory = Memory>> {
     engine: Option<Engine<T>>,
     endpoint: EndpointId,
+    /// The fabric is one and the same, however it is driven.
+    way: Option<&'static str>,
     side: Option<Side>,
     stopped: bool,
 }
@@ -67,9 +69,6 @@ impl<T: Data<Memory = Memory> + AsRef<Loopback>> MemoryLab<T> {
 
 impl<T: Data<Memory = Memory> + AsRef<Loopback>> Lab for MemoryLab<T> {
     fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble> {
-        if spec.way.is_some() {
-            return Err(Trouble::Skip("this transport is driven in one way only".into()));
-        }
         let number = self.nodes.len() as u64 + 1;
         let lease = LEASE.parse().map_err(|error: lease_proto::time::TimeError| Trouble::Harness(error.to_string()))?;
         let setup = Setup {
@@ -85,8 +84,12 @@ impl<T: Data<Memory = Memory> + AsRef<Loopback>> Lab for MemoryLab<T> {
         let endpoint = transport.as_ref().id();
         let engine = Engine::new(transport, permits, Box::new(move || fabric.now()), setup);
         let engine = Some(engine.map_err(|error| Trouble::Harness(error.to_string()))?);
-        self.nodes.push(Node { engine, endpoint, side: spec.side, stopped: false });
+        self.nodes.push(Node { engine, endpoint, way: spec.way, side: spec.side, stopped: false });
         Ok(NodeId(self.nodes.len() - 1))
+    }
+
+    fn way(&self, node: NodeId) -> Option<&str> {
+        self.nodes.get(node.0)?.way
     }
 
     fn ask(&mut self, node: NodeId, command: Command) -> Result<Result<Value, String>, Trouble> {

@@ -3,23 +3,28 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     path::PathBuf,
-    process::{Child, ChildStdin, Command as Process, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    process::{Child, ChildStdin, ChildStdout, Command as Process, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     thread::JoinHandle,
+    time::Instant,
 };
 
 use lease_proto::time::Duration;
 use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process, waitid};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     lab::{LEASE, Lab, NodeId, PATIENCE, Side, Signal, Spec, Trouble},
     network::Network,
 };
-use crate::engine::Command;
+use crate::{engine::Command, quiet::quiet};
 
-/// Lines that a library may write before its node is ready.
-const MOST_NOISE: usize = 1000;
+/// Lines that a node may tell in its life, and their bytes: more than any case asks for.
+const MOST_LINES: usize = 100_000;
+/// See [`MOST_LINES`].
+const MOST_BYTES: u64 = 256 << 20;
+/// Bytes of one of them.
+const LONGEST_LINE: u64 = 4 << 20;
 
 /// Nodes that are processes of one peer executable.
 pub struct ProcessLab {
@@ -32,8 +37,10 @@ pub struct ProcessLab {
 
 struct Node {
     child: Child,
+    /// How it said that its transport is driven.
+    way: Option<String>,
     stdin: Option<ChildStdin>,
-    lines: Receiver<Value>,
+    lines: Receiver<Result<Value, Trouble>>,
     /// Events that came before an answer did.
     events: std::collections::VecDeque<Value>,
     threads: Vec<JoinHandle<()>>,
@@ -76,17 +83,15 @@ impl Lab for ProcessLab {
         if let Some(way) = spec.way {
             process.args(["--way", way]);
         }
-        // UCX takes SIGHUP as soon as it is loaded, unless told otherwise before.
-        process.env("UCX_DEBUG_SIGNO", "0").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        quiet(&mut process).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let cannot = |error: std::io::Error| Trouble::Harness(format!("cannot start {}: {error}", self.executable.display()));
         let mut node = Node::new(process.spawn().map_err(cannot)?);
-        let mut first = node.line(PATIENCE);
-        for _ in 0..MOST_NOISE {
-            if !matches!(&first, Ok(Some(line)) if line["event"] == "noise") {
-                break;
-            }
-            first = node.line(PATIENCE); // what follows says more: an answer, or its end
+        let deadline = patience_from_now();
+        let mut first = node.line_before(deadline);
+        while matches!(&first, Ok(Some(line)) if line["event"] == "noise") {
+            first = node.line_before(deadline); // what follows says more: an answer, or its end
         }
+        node.way = first.as_ref().ok().and_then(|line| line.as_ref()?["way"].as_str().map(str::to_owned));
         self.nodes.push(node); // also where it is of no use: it is awaited with the others
         // Nothing was tried yet, so this says nothing about the transport.
         let first = first.map_err(|trouble| match trouble {
@@ -101,6 +106,10 @@ impl Lab for ProcessLab {
         }
     }
 
+    fn way(&self, node: NodeId) -> Option<&str> {
+        self.nodes.get(node.0)?.way.as_deref()
+    }
+
     fn ask(&mut self, node: NodeId, command: Command) -> Result<Result<Value, String>, Trouble> {
         let node = self.node(node)?;
         let text = serde_json::to_string(&command).map_err(|error| Trouble::Harness(error.to_string()))?;
@@ -108,8 +117,9 @@ impl Lab for ProcessLab {
         if !matches!(written, Some(Ok(()))) {
             return Err(node.ended());
         }
+        let deadline = patience_from_now();
         loop {
-            match node.line(PATIENCE)? {
+            match node.line_before(deadline)? {
                 Some(line) if line.get("answer").is_some() => return Ok(Ok(line["answer"].clone())),
                 Some(line) if line.get("error").is_some() => {
                     return Ok(Err(line["error"].as_str().unwrap_or_default().to_owned()));
@@ -124,7 +134,7 @@ impl Lab for ProcessLab {
         let node = self.node(node)?;
         match node.events.pop_front() {
             Some(event) => Ok(Some(event)),
-            None => node.line(within),
+            None => node.line(within.into()),
         }
     }
 
@@ -156,6 +166,34 @@ impl Lab for ProcessLab {
     }
 }
 
+fn patience_from_now() -> Instant {
+    Instant::now() + PATIENCE.into()
+}
+
+/// Passes on what a node tells, as long as somebody listens and it is not too much.
+fn listen(stdout: ChildStdout, lines: &Sender<Result<Value, Trouble>>) {
+    let (mut stdout, mut line, mut bytes) = (BufReader::new(stdout), Vec::new(), 0);
+    for count in 0.. {
+        line.clear();
+        let read = stdout.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).unwrap_or(0);
+        bytes += read as u64;
+        let told = match read {
+            0 => return,
+            _ if count >= MOST_LINES || bytes > MOST_BYTES || (read as u64 == LONGEST_LINE && !line.ends_with(b"\n")) => {
+                Err(Trouble::Failed("the node tells without end".into()))
+            }
+            // Anything that is no JSON would be a library writing to standard output; it is shown as what came last.
+            _ => Ok(serde_json::from_slice(&line)
+                .unwrap_or_else(|_| json!({"event": "noise", "text": String::from_utf8_lossy(&line).trim_end()}))),
+        };
+        let is_too_much = told.is_err();
+        if lines.send(told).is_err() || is_too_much {
+            break;
+        }
+    }
+    let _ = std::io::copy(&mut stdout, &mut std::io::sink()); // so that what ends it is not a closed pipe
+}
+
 impl Node {
     fn new(mut child: Child) -> Self {
         let (lines_in, lines) = channel();
@@ -163,16 +201,7 @@ impl Node {
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let mut threads = Vec::new();
         if let Some(stdout) = stdout {
-            threads.push(std::thread::spawn(move || {
-                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    // Anything that is no JSON would be a library writing to standard output; it is shown as what came last.
-                    let value =
-                        serde_json::from_str(&line).unwrap_or_else(|_| serde_json::json!({"event": "noise", "text": line}));
-                    if lines_in.send(value).is_err() {
-                        return;
-                    }
-                }
-            }));
+            threads.push(std::thread::spawn(move || listen(stdout, &lines_in)));
         }
         if let Some(mut stderr) = stderr {
             threads.push(std::thread::spawn(move || {
@@ -182,12 +211,20 @@ impl Node {
                 let _ = complaints_in.send(String::from_utf8_lossy(&text).into_owned());
             }));
         }
-        Self { child, stdin, lines, events: std::collections::VecDeque::new(), threads, complaints }
+        Self { child, way: None, stdin, lines, events: std::collections::VecDeque::new(), threads, complaints }
     }
 
-    fn line(&mut self, within: Duration) -> Result<Option<Value>, Trouble> {
-        match self.lines.recv_timeout(within.into()) {
-            Ok(line) => Ok(Some(line)),
+    /// The next line, unless it is too late for it, however many came before.
+    fn line_before(&mut self, deadline: Instant) -> Result<Option<Value>, Trouble> {
+        match deadline.checked_duration_since(Instant::now()) {
+            Some(left) => self.line(left),
+            None => Ok(None),
+        }
+    }
+
+    fn line(&mut self, within: std::time::Duration) -> Result<Option<Value>, Trouble> {
+        match self.lines.recv_timeout(within) {
+            Ok(line) => line.map(Some),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
         }
@@ -195,8 +232,12 @@ impl Node {
 
     /// How it ended, with its last words.
     fn ended(&mut self) -> Trouble {
+        // Who says nothing any more and lives on is ended.
+        let words = self.complaints.recv_timeout(PATIENCE.into()).unwrap_or_else(|_| {
+            let _ = self.child.kill(); // it may be gone by now
+            String::new()
+        });
         let status = self.child.wait().map_or("an unknown status".to_owned(), |status| status.to_string());
-        let words = self.complaints.recv().unwrap_or_default();
         Trouble::Failed(format!("the node ended with {status}: {}", words.lines().last().unwrap_or("it said nothing")))
     }
 }

@@ -14,6 +14,7 @@ use std::{
 use super::{
     Case, MemoryLab, ProcessLab,
     lab::{Lab, Trouble},
+    network,
     report::{Outcome, Verdict},
 };
 
@@ -84,6 +85,9 @@ pub trait Progress {
 /// # Errors
 /// What broke in the lab itself: then there is no verdict about anything.
 pub fn run(cases: &[Case], lanes: &[Lane], progress: &mut dyn Progress) -> Result<Vec<Outcome>, String> {
+    if lanes.iter().any(|lane| matches!(lane, Lane::Processes { .. })) {
+        network::sweep();
+    }
     let jobs: Vec<(&Case, &Lane)> = cases.iter().flat_map(|case| lanes.iter().map(move |lane| (case, lane))).collect();
     let next = AtomicUsize::new(0);
     let (results_in, results) = channel();

@@ -7,6 +7,7 @@ use std::{
     process::{Command, ExitCode},
 };
 
+use crate::quiet::quiet;
 use clap::{Parser, Subcommand};
 
 use super::{
@@ -94,8 +95,7 @@ fn become_peer(transport: &TransportName) -> ExitCode {
         Err(why) => return complain("kvlease", why),
     };
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    // UCX takes SIGHUP as soon as it is loaded, unless told otherwise before.
-    let error = Command::new(&executable).args(arguments).env("UCX_DEBUG_SIGNO", "0").exec();
+    let error = quiet(Command::new(&executable).args(arguments)).exec();
     complain("kvlease", format!("cannot start {}: {error}", executable.display()))
 }
 

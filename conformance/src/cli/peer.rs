@@ -85,7 +85,7 @@ impl<'a> Way<'a> {
         open: impl FnOnce(Option<&str>) -> Result<(T, Permits), T::Error> + 'a,
         arm: Arm<T>,
     ) -> Self {
-        Self { name, run: Box::new(move |args| run_agent(args, open, arm)) }
+        Self { name, run: Box::new(move |args| run_agent(args, open, arm, Some(name))) }
     }
 }
 
@@ -133,7 +133,7 @@ pub fn main<T: Data<Memory = Memory>>(
         Role::Agent(args) => {
             let way = args.way.as_ref().map(|name| ways.into_iter().find(|way| way.name == name));
             let ran = match way {
-                None => run_agent(&args, open, arm),
+                None => run_agent(&args, open, arm, None),
                 Some(Some(way)) => (way.run)(&args),
                 Some(None) => say(&json!({"unavailable": "this transport is not driven in that way"})).map_err(broken),
             };
@@ -158,11 +158,12 @@ fn run_decode<T: Data<Memory = Memory>>(
     decode(engine, arm, args, &params)
 }
 
-/// Tells first whether it is ready, or why the machine lacks what it needs.
+/// Tells first that it is ready, and in which way it is driven, or why the machine lacks what it needs.
 fn run_agent<T: Data<Memory = Memory>>(
     args: &AgentArgs,
     open: impl FnOnce(Option<&str>) -> Result<(T, Permits), T::Error>,
     arm: Arm<T>,
+    way: Option<&str>,
 ) -> Result<(), EngineError> {
     // Whoever started it (a thread, which outlives its nodes) may be killed while this stands still. If that has happened already,
     // the control line is closed.
@@ -184,7 +185,7 @@ fn run_agent<T: Data<Memory = Memory>>(
         }
         Err(error) => return Err(error),
     };
-    say(&json!({"ready": true})).map_err(broken)?;
+    say(&json!({"ready": true, "way": way})).map_err(broken)?;
     serve(engine, arm)
 }
 

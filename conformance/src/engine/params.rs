@@ -52,7 +52,11 @@ pub(super) fn read_params(value: &Value) -> Result<Read, String> {
 fn blocks(params: &Value) -> Result<Vec<u32>, String> {
     let ids = params.get("remote_block_ids").and_then(Value::as_array);
     let ids = ids.and_then(|ids| ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect::<Option<Vec<u32>>>());
-    ids.filter(|ids| !ids.is_empty()).ok_or_else(|| "remote_block_ids is not a list of numbers: nothing to read".into())
+    match ids {
+        None => Err("remote_block_ids is not a list of numbers: nothing to read".into()),
+        Some(ids) if ids.is_empty() => Err("remote_block_ids names no block: nothing to read".into()),
+        Some(ids) => Ok(ids),
+    }
 }
 
 /// The request id in transfer parameters that can be used.

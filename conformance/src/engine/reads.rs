@@ -26,7 +26,8 @@ pub(super) struct Tracked {
 /// Reads that wait for room, those under way, and destinations for more.
 pub(super) struct Reads<R> {
     waiting: VecDeque<(String, PeerId)>,
-    under_way: HashMap<ReadId, (String, Landing<R>)>,
+    /// With the bytes that were asked for.
+    under_way: HashMap<ReadId, (String, usize, Landing<R>)>,
     spare: Vec<Landing<R>>,
 }
 
@@ -71,7 +72,10 @@ impl<R> Reads<R> {
                 continue;
             };
             match transport.read(peer, *token, region, ranges, &landing.registration, 0) {
-                Ok(read) => drop(self.under_way.insert(read, (request, landing))),
+                Ok(read) => {
+                    let bytes = ranges.iter().map(|range| range.length as usize).sum();
+                    self.under_way.insert(read, (request, bytes, landing));
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.spare.push(landing);
                     self.waiting.push_front((request, peer));
@@ -105,7 +109,7 @@ impl<R> Reads<R> {
     /// The transport is done with a read.
     pub(super) fn landed(&mut self, read: ReadId, outcome: ReadOutcome) -> Result<Over, EngineError> {
         let nobodys = || EngineError::Invalid(format!("expected a read that is under way, got {}", read.0));
-        let (request, landing) = self.under_way.remove(&read).ok_or_else(nobodys)?;
+        let (request, bytes, landing) = self.under_way.remove(&read).ok_or_else(nobodys)?;
         let name = match outcome {
             ReadOutcome::OneSided => "one_sided",
             ReadOutcome::Served => "served",
@@ -116,7 +120,7 @@ impl<R> Reads<R> {
         if outcome != ReadOutcome::Failed {
             let whole = Range { offset: 0, length: LEASE_BYTES as u64 };
             let differs = Pattern::of(&request).differs(&[whole], &landing.memory, 0)?;
-            told["bytes"] = LEASE_BYTES.into();
+            told["bytes"] = bytes.into();
             told["matches"] = differs.is_none().into();
         }
         self.spare.push(landing);

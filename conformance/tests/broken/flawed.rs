@@ -8,7 +8,7 @@ use conformance::{
 };
 use gpu_mem::Memory;
 use lease_proto::{
-    frame::Frame,
+    frame::{Frame, HEADER},
     id::{Incarnation, Token},
     permits::Permits,
     time::Duration,
@@ -44,6 +44,8 @@ pub(crate) enum Flaw {
     KeepsMemory,
     /// What would block is accepted, and lost.
     NeverBlocks,
+    /// Every read goes to the peer and the region of the first.
+    MixesPeers,
 }
 
 /// A lab of such transports.
@@ -57,7 +59,7 @@ pub(crate) fn flawed(flaw: Flaw) -> Box<dyn Lab> {
         };
     }
     lab!(WrongByte LostPart DoneBeforeTheData Spills ForgetsFailures EndsTwice RefusesNothing ServesTheWithdrawn NeedsTheOwner
-        FenceWithoutEffect NeverDeregisters KeepsMemory NeverBlocks)
+        FenceWithoutEffect NeverDeregisters KeepsMemory NeverBlocks MixesPeers)
 }
 
 /// The token of the cases about the transport alone.
@@ -75,6 +77,8 @@ pub(crate) struct Flawed {
     again: Option<Incoming<'static>>,
     kept: Vec<Memory>,
     current: Vec<u8>,
+    /// The peer of the first read, and the frame of its region.
+    first: Option<(PeerId, Vec<u8>)>,
 }
 
 pub(crate) struct FlawedRegion {
@@ -112,7 +116,7 @@ impl Flawed {
             capabilities.reads = Reads::OneSided;
         }
         let (under_way, kept, current) = (HashMap::new(), Vec::new(), Vec::new());
-        (Self { inner, flaw, capabilities, under_way, late: None, again: None, kept, current }, permits)
+        (Self { inner, flaw, capabilities, under_way, late: None, again: None, kept, current, first: None }, permits)
     }
 
     fn wrap(&mut self, memory: Memory, one_lease: bool) -> Result<FlawedRegion, LoopbackError> {
@@ -146,6 +150,13 @@ fn flip(memory: &Memory, at: usize) {
     let mut byte = [0];
     memory.copy_out(at, &mut byte).unwrap();
     memory.copy_in(at, &[!byte[0]]).unwrap();
+}
+
+/// A frame's own bytes.
+fn whole(frame: Frame<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; frame.payload().len() + HEADER];
+    Frame::encode(frame.incarnation(), frame.payload(), &mut bytes).unwrap();
+    bytes
 }
 
 impl Control for Flawed {
@@ -268,6 +279,8 @@ impl Data for Flawed {
             let length = last.length.saturating_sub(1).max(1);
             wanted.push(Range { length, ..last });
         }
+        let first = (self.flaw == Flaw::MixesPeers).then(|| self.first.get_or_insert_with(|| (peer, whole(region))));
+        let (peer, region) = first.map_or((peer, region), |(peer, frame)| (*peer, Frame::decode(frame).expect("a frame")));
         let read = self.inner.read(peer, token, region, &wanted, into.region.as_ref().expect("it stands"), at);
         match read {
             Ok(read) => {

@@ -1,8 +1,10 @@
 //! The lab in memory with a lie in it: what its nodes tell and answer passes through a twist first, or their transport has a flaw.
 
 mod flawed;
+mod rows;
 
 pub(crate) use flawed::{Flaw, flawed};
+pub(crate) use rows::{FLAWS, rows};
 
 use std::collections::{HashMap, VecDeque};
 
@@ -32,6 +34,8 @@ pub(crate) struct Twist {
     runs_on: bool,
     /// Its link is never cut.
     uncut: bool,
+    /// Its nodes do not say how they are driven.
+    says_no_way: bool,
     /// Owners serve reads.
     served: bool,
 }
@@ -44,6 +48,7 @@ impl Twist {
             ignores: |_| false,
             runs_on: false,
             uncut: false,
+            says_no_way: false,
             served: false,
         }
     }
@@ -56,6 +61,11 @@ impl Twist {
     /// The link goes on when it is cut.
     pub(crate) fn uncut() -> Self {
         Self { uncut: true, ..Self::none() }
+    }
+
+    /// Whoever is told how to be driven does not say that it is.
+    pub(crate) fn says_no_way() -> Self {
+        Self { says_no_way: true, ..Self::none() }
     }
 
     /// Every event becomes what `f` makes of it.
@@ -141,6 +151,10 @@ impl Lab for Broken {
     fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble> {
         self.names.push(spec.name);
         self.inner.start(spec)
+    }
+
+    fn way(&self, node: NodeId) -> Option<&str> {
+        self.inner.way(node).filter(|_| !self.twist.says_no_way)
     }
 
     fn ask(&mut self, node: NodeId, command: Command) -> Result<Answer, Trouble> {

@@ -88,18 +88,20 @@ struct Fetch {
     ranges: Ranges,
     into: u64,
     to: u64,
+    /// What the owner wrote there.
+    pattern: u64,
 }
 
 impl Fetch {
     fn new(from: &str, ranges: &[(u64, u64)], into: u64, to: u64) -> Self {
-        Self { token: TOKEN, from: from.to_owned(), ranges: ranges.to_vec(), into, to }
+        Self { token: TOKEN, from: from.to_owned(), ranges: ranges.to_vec(), into, to, pattern: SOURCE }
     }
 }
 
 impl Sides {
     /// Asks to read, and returns the answer.
     fn ask(&self, bench: &mut Bench, fetch: &Fetch) -> Result<Value, Trouble> {
-        let Fetch { token, from, ranges, into, to } = fetch.clone();
+        let Fetch { token, from, ranges, into, to, .. } = fetch.clone();
         bench.tell(self.reader, Command::Fetch { peer: self.peer, token, from, ranges, into, at: to })
     }
 
@@ -129,7 +131,7 @@ impl Sides {
 
     /// What was fetched is there, every byte of it.
     fn landed(&self, bench: &mut Bench, fetch: &Fetch) -> Result<(), Trouble> {
-        holds(bench, self.reader, fetch.into, fetch.to, SOURCE, &fetch.ranges)
+        holds(bench, self.reader, fetch.into, fetch.to, fetch.pattern, &fetch.ranges)
     }
 
     /// Nothing has been written into a region of the reader.

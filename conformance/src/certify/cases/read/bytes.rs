@@ -1,7 +1,8 @@
 //! Which bytes come, and where they lie.
 
 use super::{
-    Bench, Case, Command, Fetch, LARGEST, ROOM, Ranges, SOURCE, Sides, TARGET, Trouble, ensure, fill, holds, regions, sides,
+    Bench, Case, Command, Fetch, LARGEST, LATER, ROOM, Ranges, SOURCE, Sides, TARGET, Trouble, ensure, export, fill, holds,
+    regions, register, sides,
 };
 use crate::certify::cases::{connect::told, notify::link};
 
@@ -69,14 +70,18 @@ fn many(bench: &mut Bench) -> Result<(), Trouble> {
     let states = bench.tell(owner, Command::Metadata)?;
     super::permit(bench, owner, true)?;
     let other = Sides { owner, reader: one.reader, peer: link(bench, one.reader, &states["metadata"])?, states };
-    let (_, from_one, into_one) = regions(bench, &one, BYTES)?;
-    let (_, from_other, into_other) = regions(bench, &other, BYTES)?;
+    let (_, from_one, into) = regions(bench, &one, BYTES)?;
+    let region = register(bench, owner, BYTES, LATER)?;
+    let from_other = export(bench, owner, region)?;
     let mut under_way = Vec::new();
+    // Side by side in one destination: from the one forwards, from the other backwards and other bytes.
     for part in 0..EACH {
-        for (at, from, into) in [(&one, &from_one, into_one), (&other, &from_other, into_other)] {
-            let fetch = Fetch::new(from, &[(1 + part * PART * 2, PART)], into, part * PART);
-            under_way.push((at.start(bench, &fetch)?, fetch));
-        }
+        let fetch = Fetch::new(&from_one, &[(1 + part * PART * 2, PART)], into, part * 2 * PART);
+        under_way.push((one.start(bench, &fetch)?, fetch));
+        let back = EACH - 1 - part;
+        let fetch = Fetch::new(&from_other, &[(6 + back * PART * 2, PART)], into, (part * 2 + 1) * PART);
+        let fetch = Fetch { pattern: LATER, ..fetch };
+        under_way.push((other.start(bench, &fetch)?, fetch));
     }
     // They end in any order.
     for (read, _) in &under_way {
