@@ -186,7 +186,7 @@ fn parameter_files_that_cannot_be_used() {
         (changed("do_remote_prefill", false).into_bytes(), "do_remote_prefill is not true"),
         (changed("kvlease", Value::Null).into_bytes(), "kvlease is not a string"),
         (changed("remote_block_ids", Value::Null).into_bytes(), "remote_block_ids is not a list of numbers"),
-        (changed("remote_block_ids", json!([])).into_bytes(), "remote_block_ids is not a list of numbers"),
+        (changed("remote_block_ids", json!([])).into_bytes(), "remote_block_ids names no block"),
         (changed("remote_block_ids", json!([1, -1])).into_bytes(), "remote_block_ids is not a list of numbers"),
         (
             r#"{"do_remote_prefill":true,"remote_request_id":"a"}"#.into(),
