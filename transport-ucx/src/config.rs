@@ -85,6 +85,20 @@ impl UcxConfig {
         }
     }
 
+    /// Whether a notification of `bytes` may go to a peer to which so many, of so many bytes, are in flight. One always may.
+    pub(crate) fn admit(&self, (ops, in_flight): (usize, usize), bytes: usize) -> Result<(), UcxError> {
+        let too_many_bytes = in_flight.saturating_add(bytes) > self.max_in_flight_bytes;
+        if ops >= self.max_in_flight_ops || (ops > 0 && too_many_bytes) {
+            return Err(UcxError::InFlight { ops, bytes: in_flight });
+        }
+        Ok(())
+    }
+
+    /// Whether one more read of a peer may begin, of which so many are open.
+    pub(crate) fn admit_read(&self, open: usize) -> Result<(), UcxError> {
+        if open >= self.max_reads { Err(UcxError::Reads { open }) } else { Ok(()) }
+    }
+
     /// The settings to give UCX, without its `UCX_` prefix. A default is left out where `overridden` says that the operator has
     /// chosen; `tls` is the caller's own word and always counts.
     pub(crate) fn settings(&self, overridden: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {

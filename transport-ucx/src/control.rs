@@ -70,11 +70,7 @@ impl Control for UcxTransport {
             return Err(UcxError::TooLarge { got: bytes.len(), max });
         }
         let endpoint = &self.connected(peer).ok_or(UcxError::NotConnected)?.endpoint;
-        let (ops, in_flight) = endpoint.in_flight();
-        let too_many_bytes = in_flight.saturating_add(bytes.len()) > self.config.max_in_flight_bytes;
-        if ops >= self.config.max_in_flight_ops || (ops > 0 && too_many_bytes) {
-            return Err(UcxError::InFlight { ops, bytes: in_flight });
-        }
+        self.config.admit(endpoint.in_flight(), bytes.len())?;
         endpoint.notify(bytes).map_err(|status| {
             if status.kind() == ErrorKind::BackendFailed {
                 return UcxError::Backend { call: "ucp_am_send_nbx", status: status.text() };

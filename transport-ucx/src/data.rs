@@ -82,18 +82,14 @@ impl UcxTransport {
         ranges: Ranges,
         into: (&Arc<Mapped>, usize),
     ) -> Result<ReadId, UcxError> {
-        let most = self.config.max_read_bytes;
-        let max_reads = self.config.max_reads;
-        let Some(connection) = self.peers.connected_mut(peer.0) else { return Err(UcxError::NotConnected) };
+        let connection = self.peers.connected_mut(peer.0).ok_or(UcxError::NotConnected)?;
         if region.incarnation != connection.incarnation {
             return Err(UcxError::OtherLife);
         }
         let lane = &mut connection.lane;
-        if lane.open >= max_reads {
-            return Err(UcxError::Reads { open: lane.open });
-        }
+        self.config.admit_read(lane.open)?;
         let read = self.reads.begin(peer.0, (&connection.endpoint, lane), (token, region), ranges, into)?;
-        self.reads.ask(&connection.endpoint, lane, most);
+        self.reads.ask(&connection.endpoint, lane, self.config.max_read_bytes);
         Ok(read)
     }
 
@@ -149,9 +145,8 @@ impl UcxTransport {
     }
 
     fn ask(&mut self, key: u64) {
-        let most = self.config.max_read_bytes;
         if let Some(connection) = self.peers.connected_mut(key) {
-            self.reads.ask(&connection.endpoint, &mut connection.lane, most);
+            self.reads.ask(&connection.endpoint, &mut connection.lane, self.config.max_read_bytes);
         }
     }
 }

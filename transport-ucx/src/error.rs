@@ -157,10 +157,12 @@ impl Error for UcxError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Unavailable { .. } => ErrorKind::Unavailable,
-            Self::Config { .. } | Self::Setting { .. } | Self::Environment { .. } | Self::Metadata(_) | Self::Region(_) => {
-                ErrorKind::Invalid
-            }
-            Self::Ranges(_)
+            Self::Config { .. }
+            | Self::Setting { .. }
+            | Self::Environment { .. }
+            | Self::Metadata(_)
+            | Self::Region(_)
+            | Self::Ranges(_)
             | Self::FencedDestination
             | Self::Fenced
             | Self::NotFenced

@@ -112,8 +112,8 @@
 //! | `UCX_LOG_LEVEL` | `fatal` | UCX logs to standard output, which is the program's; failures come as errors and by `tracing` |
 //!
 //! The capabilities state no time for a dead peer where `UCX_KEEPALIVE_INTERVAL` is set, and no order where
-//! `UCX_MAX_EAGER_RAILS` is. `UCX_PROTO_ENABLE=n` would bring emulated reads back: leave it alone. [`UcxConfig::tls`], where set, comes before `UCX_TLS`. The last three of the table hold for the whole
-//! process. What UCX reads when it is loaded can only be set for a new process: `UCX_LOG_FILE`, `UCX_ERROR_SIGNALS` (moot with
+//! `UCX_MAX_EAGER_RAILS` is. `UCX_PROTO_ENABLE=n` would bring emulated reads back: leave it alone. [`UcxConfig::tls`],
+//! where set, comes before `UCX_TLS`. The last three of the table hold for the whole process. What UCX reads when it is loaded can only be set for a new process: `UCX_LOG_FILE`, `UCX_ERROR_SIGNALS` (moot with
 //! `UCX_HANDLE_ERRORS=none`), and `UCX_DEBUG_SIGNO`: unless that is 0, SIGHUP raises UCX's log level instead of ending the process.
 //!
 //! On the engine's own worker (feature `borrowed-worker`, `UcxTransport::borrow`) all settings are the engine's; `examples/borrowed.rs`
@@ -129,8 +129,8 @@
 //! | `UCX_DIR=/opt/ucx` | that shared UCX, 1.17 or later; CUDA if it has it | `LD_LIBRARY_PATH` or an rpath to find it at run time |
 //!
 //! [`UcxTransport::found`] tells which transports, devices and types of memory are there, and so does a line of `tracing` at start, at
-//! level info. Names in `tls` that this machine lacks are passed over as long as one is there. No other
-//! UCX may be in the process: link this crate into no program that also loads NIXL.
+//! level info. Names in `tls` that this machine lacks are passed over as long as one is there. No other UCX may be in
+//! the process: link this crate into no program that also loads NIXL.
 #![deny(unsafe_code)]
 
 mod config;

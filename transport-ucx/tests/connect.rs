@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Got, config, connect, dial, framed, pair, poll, transport, until};
+use common::{Got, config, connect, dial, framed, only_the_wanted_fabric, pair, poll, transport, until};
 use lease_proto::{
     frame::Frame,
     time::Duration,
@@ -28,10 +28,7 @@ on_every_lane!(
 
 fn a_connection_uses_the_wanted_fabric_and_no_other(lane: &str) {
     let (from, _to, peer) = pair(lane);
-    let wanted: &[&str] = if lane == "tcp" { &["tcp/"] } else { &["posix/", "sysv/", "cma/"] };
-    let all = [&from.found().resources[..], &from.peer_resources(peer)].concat();
-    assert!(!from.found().resources.is_empty() && !from.peer_resources(peer).is_empty());
-    assert!(all.iter().all(|resource| wanted.iter().any(|wanted| resource.starts_with(wanted))), "{all:?}");
+    only_the_wanted_fabric(lane, &from.found().resources, &from.peer_resources(peer));
 }
 
 fn metadata_that_is_not_ours_is_refused(lane: &str) {

@@ -56,11 +56,7 @@ impl Load {
     /// Accepts a notification, if it is within the bounds of what is in flight.
     pub(super) fn accept(&self, bytes: usize, config: &UcxConfig) -> Result<(), UcxError> {
         // Only the handle adds, so what was seen can only have shrunk.
-        let (ops, in_flight) = (self.ops.load(Ordering::Acquire), self.bytes.load(Ordering::Acquire));
-        let too_many_bytes = in_flight.saturating_add(bytes) > config.max_in_flight_bytes;
-        if ops >= config.max_in_flight_ops || (ops > 0 && too_many_bytes) {
-            return Err(UcxError::InFlight { ops, bytes: in_flight });
-        }
+        config.admit((self.ops(), self.bytes.load(Ordering::Acquire)), bytes)?;
         self.bytes.fetch_add(bytes, Ordering::AcqRel);
         self.ops.fetch_add(1, Ordering::AcqRel);
         Ok(())
@@ -74,10 +70,7 @@ impl Load {
 
     /// Accepts a read, if it is within the bound.
     pub(super) fn accept_read(&self, config: &UcxConfig) -> Result<(), UcxError> {
-        let open = self.reads.load(Ordering::Acquire);
-        if open >= config.max_reads {
-            return Err(UcxError::Reads { open });
-        }
+        config.admit_read(self.reads.load(Ordering::Acquire))?;
         self.reads.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }

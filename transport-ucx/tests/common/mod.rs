@@ -196,8 +196,13 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(lane: &str) -> Self {
+        Self::start_as("a_peer_for_the_others", lane)
+    }
+
+    /// A peer that runs this test of this binary.
+    pub(crate) fn start_as(test: &str, lane: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["a_peer_for_the_others", "--exact", "--nocapture", "--test-threads=1"])
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
             .env(LANE, lane)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -314,6 +319,15 @@ pub(crate) fn obey(lane: &str) {
             ref other => panic!("expected an order, got {other:?}"),
         }
     }
+}
+
+/// That a lane's fabric is used, and no other.
+#[track_caller]
+pub(crate) fn only_the_wanted_fabric(lane: &str, found: &[String], used: &[String]) {
+    let wanted: &[&str] = if lane == "tcp" { &["tcp/"] } else { &["posix/", "sysv/", "cma/"] };
+    assert!(!found.is_empty() && !used.is_empty());
+    let is_wanted = |resource: &String| wanted.iter().any(|wanted| resource.starts_with(wanted));
+    assert!(found.iter().chain(used).all(is_wanted), "{found:?} {used:?}");
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

@@ -8,7 +8,7 @@ use lease_proto::{
 use transport_ucx::{UcxConfig, UcxError, UcxThread};
 
 use crate::{
-    common::{Got, config, framed, until},
+    common::{Got, config, framed, only_the_wanted_fabric, until},
     harness::*,
     on_every_lane,
 };
@@ -27,10 +27,7 @@ on_every_lane!(
 
 fn a_connection_uses_the_wanted_fabric_and_no_other(lane: &str) {
     let (from, _to, peer) = pair(lane);
-    let wanted: &[&str] = if lane == "tcp" { &["tcp/"] } else { &["posix/", "sysv/"] };
-    let all = [&from.found().resources[..], from.peer_resources(peer)].concat();
-    assert!(!from.found().resources.is_empty() && !from.peer_resources(peer).is_empty());
-    assert!(all.iter().all(|resource| wanted.iter().any(|wanted| resource.starts_with(wanted))), "{all:?}");
+    only_the_wanted_fabric(lane, &from.found().resources, from.peer_resources(peer));
 }
 
 fn metadata_that_is_not_ours_is_refused_at_once(lane: &str) {

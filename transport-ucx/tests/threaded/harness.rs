@@ -1,23 +1,15 @@
 //! Handles, and peer processes: this binary, run again.
 
-use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    process::{Child, ChildStdin, Command, Stdio},
-    time::Instant,
-};
+use std::time::Instant;
 
 use lease_proto::{
     frame::Frame,
     time::Duration,
     transport::{Control as _, Error as _, ErrorKind, Incoming, PeerId, Ticket},
 };
-use rustix::process::{Pid, Signal, WaitOptions};
 use transport_ucx::UcxThread;
 
-use crate::common::{Got, PATIENCE, config, framed, until};
-
-/// Tells the peer process, which runs only [`a_peer_for_the_others`], its lane.
-const LANE: &str = "KVLEASE_UCX_TEST_PEER";
+use crate::common::{Got, LANE, PATIENCE, Process, config, framed, hex, unhex, until};
 
 /// Not a test of its own: answers every notification with the same, until its peer is gone.
 #[test]
@@ -106,70 +98,14 @@ pub(crate) fn fill(handle: &mut UcxThread, peer: PeerId) -> usize {
     sent
 }
 
-/// A peer process; killed at the end.
-pub(crate) struct Process {
-    child: Child,
-    stdin: ChildStdin,
-    pub(crate) metadata: Vec<u8>,
-}
-
-impl Process {
-    pub(crate) fn start(lane: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["harness::a_peer_for_the_others", "--exact", "--nocapture", "--test-threads=1"])
-            .env(LANE, lane)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut lines = BufReader::new(stdout).lines().map(Result::unwrap);
-        let metadata = lines.find_map(|line| line.strip_prefix("metadata ").map(unhex)).unwrap();
-        Self { child, stdin, metadata }
+/// A peer process that is connected in both directions.
+pub(crate) fn peer_process(lane: &str, handle: &mut UcxThread) -> (Process, PeerId) {
+    let mut process = Process::start_as("harness::a_peer_for_the_others", lane);
+    process.tell(&hex(handle.local_metadata()));
+    let metadata = framed(&process.metadata);
+    let ticket = handle.connect(Frame::decode(&metadata).unwrap()).unwrap();
+    match next(handle) {
+        Got::Connected(resolved, peer) if resolved == ticket => (process, peer),
+        got => panic!("expected the connection, got {got:?}"),
     }
-
-    /// A peer that is connected in both directions.
-    pub(crate) fn connected(lane: &str, handle: &mut UcxThread) -> (Self, PeerId) {
-        let mut process = Self::start(lane);
-        writeln!(process.stdin, "{}", hex(handle.local_metadata())).unwrap();
-        let metadata = framed(&process.metadata);
-        let ticket = handle.connect(Frame::decode(&metadata).unwrap()).unwrap();
-        match next(handle) {
-            Got::Connected(resolved, peer) if resolved == ticket => (process, peer),
-            got => panic!("expected the connection, got {got:?}"),
-        }
-    }
-
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    /// Returns once it has stopped.
-    pub(crate) fn stop(&self) {
-        self.signal(Signal::STOP);
-        rustix::process::waitpid(Some(self.pid()), WaitOptions::UNTRACED).unwrap();
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        rustix::process::kill_process(self.pid(), signal).unwrap();
-    }
-
-    fn pid(&self) -> Pid {
-        Pid::from_child(&self.child)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }

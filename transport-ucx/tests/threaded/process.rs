@@ -26,7 +26,7 @@ on_every_lane!(
 
 fn a_killed_peer_is_reported_once_and_then_not_connected(lane: &str) {
     let mut handle = spawn(lane);
-    let (mut process, peer) = Process::connected(lane, &mut handle);
+    let (mut process, peer) = peer_process(lane, &mut handle);
     echo(&mut handle, peer, b"alive");
     process.kill();
     // Known before it is polled.
@@ -38,7 +38,7 @@ fn a_killed_peer_is_reported_once_and_then_not_connected(lane: &str) {
 
 fn a_peer_killed_with_notifications_in_flight_has_none_any_more(lane: &str) {
     let mut handle = spawn(lane);
-    let (mut process, peer) = Process::connected(lane, &mut handle);
+    let (mut process, peer) = peer_process(lane, &mut handle);
     process.stop();
     fill(&mut handle, peer);
     process.kill();
@@ -48,8 +48,8 @@ fn a_peer_killed_with_notifications_in_flight_has_none_any_more(lane: &str) {
 
 fn a_stopped_peer_holds_nobody_up_and_resumes(lane: &str) {
     let mut handle = spawn(lane);
-    let (process, stopped) = Process::connected(lane, &mut handle);
-    let (_other, running) = Process::connected(lane, &mut handle);
+    let (process, stopped) = peer_process(lane, &mut handle);
+    let (_other, running) = peer_process(lane, &mut handle);
     process.stop();
     let sent = fill(&mut handle, stopped);
     echo(&mut handle, running, b"not held up");
@@ -62,7 +62,7 @@ fn a_stopped_peer_holds_nobody_up_and_resumes(lane: &str) {
 /// A call that waits for the peer, or for UCX, would give the processor up, in every one of many turns.
 fn no_call_sleeps_while_the_peer_is_stopped(lane: &str) {
     let mut handle = spawn(lane);
-    let (process, peer) = Process::connected(lane, &mut handle);
+    let (process, peer) = peer_process(lane, &mut handle);
     process.stop();
     fill(&mut handle, peer);
     // Attempts that nobody answers.
@@ -93,8 +93,8 @@ fn no_call_sleeps_while_the_peer_is_stopped(lane: &str) {
 fn a_handle_that_is_dropped_does_not_wait_for_a_stopped_peer(lane: &str) {
     let brief = UcxConfig { close_timeout: Duration::from_millis(10), ..config(lane) };
     let mut handle = UcxThread::spawn(brief).unwrap();
-    let (process, peer) = Process::connected(lane, &mut handle);
-    let (other, second) = Process::connected(lane, &mut handle);
+    let (process, peer) = peer_process(lane, &mut handle);
+    let (other, second) = peer_process(lane, &mut handle);
     process.stop();
     other.stop();
     fill(&mut handle, peer);

@@ -66,7 +66,7 @@ fn reads_are_checked_at_once_and_bounded(lane: &str) {
     let few = UcxConfig { max_reads: 3, ..config(lane) };
     let (mut reader, mut owner) = (UcxThread::spawn(few).unwrap(), spawn(lane));
     let peer = connect(&mut reader, &mut owner);
-    let (process, stopped) = Process::connected(lane, &mut reader);
+    let (process, stopped) = peer_process(lane, &mut reader);
     let region = owner.register(memory(8192, |_| 1)).unwrap();
     let exported = exported(&mut owner, &region);
     let frame = Frame::decode(&exported).unwrap();
@@ -96,7 +96,7 @@ fn reads_are_checked_at_once_and_bounded(lane: &str) {
 
 fn a_read_ends_once_and_its_memory_comes_back_whatever_becomes_of_the_peer(lane: &str) {
     let mut reader = spawn(lane);
-    let (mut process, peer) = Process::connected(lane, &mut reader);
+    let (mut process, peer) = peer_process(lane, &mut reader);
     let mut owner = spawn(lane); // of a region that the process does not know
     let region = owner.register(memory(1 << 20, |_| 1)).unwrap();
     let exported = exported(&mut owner, &region);
