@@ -49,6 +49,8 @@ pub mod id;
 pub mod params;
 #[cfg(feature = "std")]
 pub mod permits;
+#[cfg(any(feature = "alloc", test))]
+pub mod pieces;
 pub mod reader;
 #[cfg(feature = "std")]
 pub mod sync;

@@ -92,9 +92,19 @@ pub struct Capabilities {
     pub max_notification: usize,
     /// Whether notifications to one peer arrive in the order of sending.
     pub ordered: bool,
+    /// Whether a connection is reported only once the peer's transport has answered. If not, a peer that is dead or stands still may
+    /// be reported connected, and only its silence tells.
+    pub answered: bool,
+    /// Whether who sends to a peer that takes nothing in is held back by `WouldBlock`. If not, the fabric queues without bound, and
+    /// only what is sent unanswered bounds it.
+    pub holds_back: bool,
     /// Who serves reads, if there are any.
     pub reads: Reads,
-    /// Whether a read that comes after the lease's end leaves the owner unharmed.
+    /// Whether a read may wait for the owner's process. Where the owner does not serve by itself, the fabric may do so behind its back
+    /// and unasked: such a read waits as long as the owner stands still, even once the peer was forgotten.
+    pub reads_need_owner: bool,
+    /// Whether a read that comes after the end of the registration is refused, and a reader that dies in the midst of one harms nobody.
+    /// If not, the fabric may end the owner's process: keep what is exported registered, and readers and owners of one fate.
     pub late_read_is_safe: bool,
     /// Whether device memory of CUDA can be registered.
     pub cuda: bool,
@@ -110,7 +120,10 @@ impl Capabilities {
         Self {
             max_notification,
             ordered: true,
+            answered: true,
+            holds_back: true,
             reads: Reads::None,
+            reads_need_owner: false,
             late_read_is_safe: true,
             cuda: false,
             fence: false,

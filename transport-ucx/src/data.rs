@@ -5,12 +5,12 @@ use std::sync::Arc;
 use lease_proto::{
     frame::Frame,
     id::{Incarnation, Token},
+    pieces::{Pieces, PiecesError},
     transport::{Data, ErrorKind, PeerId, Range, ReadId},
 };
 
 use crate::{
     UcxError, UcxTransport,
-    ranges::Ranges,
     regions::{Region, Registrar, RemoteRegion},
     sys::Mapped,
     transport::Arrival,
@@ -60,15 +60,15 @@ pub(crate) fn check<'a>(
     ranges: &[Range],
     into: &Region,
     at: u64,
-) -> Result<(RemoteRegion<'a>, Ranges, usize), UcxError> {
+) -> Result<(RemoteRegion<'a>, Pieces, usize), UcxError> {
     let region = RemoteRegion::decode(region)?;
     registrar.owns(into)?;
     if into.is_fenced() {
         return Err(UcxError::FencedDestination);
     }
     let at = usize::try_from(at).ok().filter(|at| *at <= into.len());
-    let at = at.ok_or(UcxError::Ranges("the destination is too small"))?;
-    let ranges = Ranges::check(ranges, region.length, into.len() - at)?;
+    let at = at.ok_or(PiecesError::Room)?;
+    let ranges = Pieces::check(ranges, region.length, (into.len() - at) as u64)?;
     Ok((region, ranges, at))
 }
 
@@ -79,7 +79,7 @@ impl UcxTransport {
         peer: PeerId,
         token: Token,
         region: &RemoteRegion<'_>,
-        ranges: Ranges,
+        ranges: Pieces,
         into: (&Arc<Mapped>, usize),
     ) -> Result<ReadId, UcxError> {
         let connection = self.peers.connected_mut(peer.0).ok_or(UcxError::NotConnected)?;

@@ -1,6 +1,9 @@
 //! What can go wrong, in words that say what to do.
 
-use lease_proto::transport::{Error, ErrorKind};
+use lease_proto::{
+    pieces::PiecesError,
+    transport::{Error, ErrorKind},
+};
 
 /// An error of this transport.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -77,7 +80,7 @@ pub enum UcxError {
     Region(&'static str),
     /// Ranges that cannot be read.
     #[error("ranges cannot be read ({0}): each must be inside the region and not empty, and all together inside the destination")]
-    Ranges(&'static str),
+    Ranges(#[from] PiecesError),
     /// A region of this side that another transport registered.
     #[error("the region is registered with another transport: register its memory with this one")]
     OtherTransport,

@@ -140,7 +140,6 @@ mod error;
 mod messages;
 mod metadata;
 mod peers;
-mod ranges;
 mod reads;
 #[cfg(feature = "tokio")]
 mod ready;

@@ -9,16 +9,20 @@ use std::{
 
 use lease_proto::{
     id::Token,
+    pieces::{Largest, Pieces},
     transport::{ErrorKind, Landed, ReadId},
 };
 
 use crate::{
     UcxError,
-    messages::Reason,
-    ranges::Ranges,
+    messages::{self, Part, Reason},
     regions::RemoteRegion,
     sys::{Asking, Endpoint, Mapped, RemoteKey, Status},
 };
+
+/// Long enough that asking costs nothing, short enough that several are under way; as many ranges as one ask can name.
+const PIECE: Largest = Largest { bytes: 1 << 20, parts: messages::RANGES };
+const _: () = assert!(PIECE.bytes <= messages::PIECE as u64);
 
 /// Up to so many bytes the owner is asked to copy: about where that costs as much as asking once more, in shared memory and elsewhere.
 const COPIED_NEAR: usize = 16 << 10;
@@ -54,7 +58,7 @@ struct Read {
     peer: u64,
     token: Token,
     how: How,
-    ranges: Ranges,
+    ranges: Pieces,
     into: Arc<Mapped>,
     at: usize,
     /// Bytes from the start that were asked for.
@@ -105,7 +109,7 @@ impl Reads {
         peer: u64,
         (endpoint, lane): (&Endpoint, &mut Lane),
         (token, region): (Token, &RemoteRegion<'_>),
-        ranges: Ranges,
+        ranges: Pieces,
         (into, at): (&Arc<Mapped>, usize),
     ) -> Result<ReadId, UcxError> {
         let how = if endpoint.fabric().one_sided && region.remote_key.usable().is_some() {
@@ -281,7 +285,7 @@ impl Read {
         if let Some(&(start, length)) = self.again.last() {
             return Want::Piece(start, length);
         }
-        match self.ranges.piece(self.asked) {
+        match self.ranges.piece(self.asked as u64, PIECE) as usize {
             0 if self.waiting == 0 && self.unsettled => Want::Check,
             0 => Want::Nothing,
             length => Want::Piece(self.asked, length),
@@ -303,11 +307,11 @@ impl Read {
                 let settle = length <= if endpoint.fabric().shared_memory { COPIED_NEAR } else { COPIED_FAR };
                 let asking = Asking { read: id, token: self.token, region, settle, into: &self.into };
                 self.waiting += 1;
-                endpoint.ask(&asking, place, length, self.ranges.parts(start, length));
+                endpoint.ask(&asking, place, length, parts(&self.ranges, start, length));
             }
             How::OneSided { key, address, .. } => {
                 let mut place = place;
-                for part in self.ranges.parts(start, length) {
+                for part in parts(&self.ranges, start, length) {
                     let bytes = part.length as usize;
                     self.waiting += 1;
                     endpoint.get(id, &key, address.saturating_add(part.offset), &self.into, place, bytes);
@@ -317,4 +321,10 @@ impl Read {
         }
         self.waiting - before
     }
+}
+
+/// The parts of a piece; no piece is longer than a part can tell.
+fn parts(ranges: &Pieces, start: usize, length: usize) -> impl Iterator<Item = Part> {
+    let parts = ranges.parts(start as u64, length as u64);
+    parts.map(|part| Part { offset: part.offset, length: part.length as u32 })
 }

@@ -297,6 +297,7 @@ fn capabilities(config: &UcxConfig, found: &Found) -> Capabilities {
     capabilities.ordered = !set_by_operator("MAX_EAGER_RAILS") && !set_by_operator("MAX_EAGER_LANES");
     let one_sided = found.resources.iter().any(|resource| reads_by_itself(resource));
     capabilities.reads = if one_sided { WhoReads::OneSided } else { WhoReads::OwnerServed };
+    capabilities.reads_need_owner = !one_sided;
     capabilities
 }
 

@@ -7,10 +7,11 @@ use std::sync::{
 
 use lease_proto::{
     id::Token,
+    pieces::Pieces,
     transport::{ErrorKind, Landed},
 };
 
-use crate::{UcxConfig, UcxError, ranges::Ranges, sys::Mapped};
+use crate::{UcxConfig, UcxError, sys::Mapped};
 
 /// What the thread shall do. Connections go by the handle's numbers.
 pub(super) enum Command {
@@ -29,7 +30,7 @@ pub(super) struct Wanted {
     pub(super) token: Token,
     /// In its frame.
     pub(super) region: Vec<u8>,
-    pub(super) ranges: Ranges,
+    pub(super) ranges: Pieces,
     pub(super) into: Arc<Mapped>,
     pub(super) at: usize,
 }
