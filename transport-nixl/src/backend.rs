@@ -76,6 +76,13 @@ fn known(name: &str) -> Option<&'static (&'static str, Notifications)> {
     KNOWN.iter().find(|(known, _)| known.eq_ignore_ascii_case(name))
 }
 
+impl Default for Backend {
+    /// `nixl:UCX`.
+    fn default() -> Self {
+        Self(DEFAULT.to_owned())
+    }
+}
+
 impl Backend {
     /// The plugin's name as NIXL spells it.
     pub fn name(&self) -> &str {

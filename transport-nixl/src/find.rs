@@ -1,4 +1,8 @@
-//! Where this machine has NIXL.
+//! Where this machine has NIXL, and what a process needs before it may load it.
+
+mod environment;
+
+pub use environment::{Missing, check, environment};
 
 use std::{
     env::{self, consts::ARCH},
@@ -21,12 +25,14 @@ pub struct Machine<'a> {
     pub variable: &'a dyn Fn(&str) -> Option<OsString>,
     /// The folder that stands for `/`.
     pub root: &'a Path,
+    /// The running executable, where it is known.
+    pub executable: Option<PathBuf>,
 }
 
 impl Machine<'_> {
     /// The machine and environment that this process runs in.
     pub fn this() -> Self {
-        Self { variable: &|name| env::var_os(name), root: Path::new("/") }
+        Self { variable: &|name| env::var_os(name), root: Path::new("/"), executable: env::current_exe().ok() }
     }
 
     fn at(&self, path: impl AsRef<Path>) -> PathBuf {
@@ -45,8 +51,7 @@ impl Machine<'_> {
 pub struct Nixl {
     /// The absolute path of [`LIBRARY`].
     pub library: PathBuf,
-    /// The folder of its plugins, where there is one beside the library: a process that uses NIXL needs it as
-    /// `NIXL_PLUGIN_DIR`.
+    /// The folder of its plugins, where there is one beside the library: NIXL looks there, unless `NIXL_PLUGIN_DIR` names another.
     pub plugins: Option<PathBuf>,
     /// By which way it was found.
     pub origin: Origin,
@@ -61,6 +66,8 @@ pub enum Origin {
     Installed,
     /// The active Python environment has the wheel.
     Wheel,
+    /// `cargo xtask` fetched it for the checkout that the running executable was built in.
+    Fetched,
 }
 
 /// Why there is no NIXL.
@@ -76,12 +83,13 @@ pub enum NotFound {
     },
     /// Nowhere.
     #[error(
-        "no NIXL on this machine: run `pip install --no-deps nixl-cu12` in a Python virtual environment and activate it, or set {SETTING} to the folder that holds {LIBRARY}"
+        "no NIXL on this machine: run `pip install --no-deps nixl-cu12` in a Python virtual environment and activate it, or set {SETTING} to the folder that holds {LIBRARY}; in a checkout, run `cargo xtask nixl`"
     )]
     Nowhere,
 }
 
-/// Looks for NIXL: what [`SETTING`] names, then an installed one, then the wheel in the active Python environment.
+/// Looks for NIXL: what [`SETTING`] names, then an installed one, then the wheel in the active Python environment, then the
+/// one that `cargo xtask nixl` fetched.
 ///
 /// Looks at files only and loads nothing.
 ///
@@ -95,7 +103,8 @@ pub fn find(machine: &Machine<'_>) -> Result<Nixl, NotFound> {
     }
     let installed = library_folders(machine).into_iter().map(|folder| (folder, Origin::Installed));
     let wheels = wheel_folders(machine).into_iter().map(|folder| (folder, Origin::Wheel));
-    installed.chain(wheels).find_map(|(folder, origin)| in_folder(folder, origin)).ok_or(NotFound::Nowhere)
+    let fetched = fetched_folders(machine).into_iter().map(|folder| (folder, Origin::Fetched));
+    installed.chain(wheels).chain(fetched).find_map(|(folder, origin)| in_folder(folder, origin)).ok_or(NotFound::Nowhere)
 }
 
 fn in_folder(folder: PathBuf, origin: Origin) -> Option<Nixl> {
@@ -138,6 +147,14 @@ fn wheel_folders(machine: &Machine<'_>) -> Vec<PathBuf> {
     pythons.flat_map(|python| WHEELS.map(|wheel| python.join("site-packages").join(wheel))).collect()
 }
 
+/// Beside the folder `release` that the executable lies in, or else its folder `deps` or `examples`. By that name only: an
+/// executable in `/tmp/x` must not load what somebody else put into `/tmp/nixl`.
+fn fetched_folders(machine: &Machine<'_>) -> Vec<PathBuf> {
+    let above = machine.executable.iter().flat_map(|executable| executable.ancestors().skip(1).take(2));
+    let targets = above.filter(|folder| folder.ends_with("release")).filter_map(Path::parent);
+    targets.flat_map(|target| WHEELS.map(|wheel| machine.at(target).join("nixl").join(wheel))).collect()
+}
+
 /// A folder's entries in a fixed order; none if it cannot be read.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut entries: Vec<_> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
@@ -152,16 +169,19 @@ mod tests {
     const VENV: &str = "/venv/lib/python3.12/site-packages/.nixl_cu12.mesonpy.libs";
     const LIB: &str = "/usr/local/lib";
 
-    /// A machine that has the library in these folders, and these variables.
-    fn on(folders: &[&str], variables: &[(&str, &str)], check: impl Fn(&Machine<'_>)) {
+    const FETCHED: &str = "/checkout/target/nixl/.nixl_cu12.mesonpy.libs";
+    const EXECUTABLE: &str = "/checkout/target/release/kvlease-peer-nixl";
+
+    /// A machine that has the library in these folders, and these variables, where [`EXECUTABLE`] runs.
+    pub(super) fn on(folders: &[&str], variables: &[(&str, &str)], check: impl FnOnce(&mut Machine<'_>)) {
         let root = tempfile::tempdir().unwrap();
         let variable = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
-        let machine = Machine { variable: &variable, root: root.path() };
+        let mut machine = Machine { variable: &variable, root: root.path(), executable: Some(EXECUTABLE.into()) };
         for folder in folders {
             fs::create_dir_all(machine.at(folder)).unwrap();
             fs::write(machine.at(folder).join(LIBRARY), "").unwrap();
         }
-        check(&machine);
+        check(&mut machine);
     }
 
     fn found(machine: &Machine<'_>, folder: &str, origin: Origin) {
@@ -170,12 +190,29 @@ mod tests {
     }
 
     #[test]
-    fn the_setting_comes_first_then_the_installed_one_then_the_wheel() {
+    fn the_setting_comes_first_then_the_installed_one_then_the_wheel_then_the_fetched_one() {
         let venv = ("VIRTUAL_ENV", "/venv");
         on(&[VENV, LIB, "/mine"], &[venv, (SETTING, "/mine")], |m| found(m, "/mine", Origin::Setting));
         on(&[VENV, LIB, "/mine"], &[venv, (SETTING, "/mine/libnixl_capi.so")], |m| found(m, "/mine", Origin::Setting));
         on(&[VENV, LIB], &[venv, (SETTING, "")], |m| found(m, LIB, Origin::Installed));
-        on(&[VENV], &[venv], |m| found(m, VENV, Origin::Wheel));
+        on(&[FETCHED, VENV], &[venv], |m| found(m, VENV, Origin::Wheel));
+        on(&[FETCHED, VENV], &[], |m| found(m, FETCHED, Origin::Fetched));
+    }
+
+    #[test]
+    fn what_xtask_fetched_is_found_by_every_executable_of_that_checkout_and_by_no_other() {
+        on(&[FETCHED, "/tmp/nixl/.nixl_cu12.mesonpy.libs"], &[], |m| {
+            for name in ["kvlease", "deps/live-0123456789abcdef", "examples/lease"] {
+                m.executable = Some(format!("/checkout/target/release/{name}").into());
+                found(m, FETCHED, Origin::Fetched);
+            }
+            for other in ["/tmp/x", "/tmp/x/y", "/tmp/x/y/z", "/checkout/target/release/build/x/y", "/checkout/x", "release"] {
+                m.executable = Some(other.into());
+                assert_eq!(find(m), Err(NotFound::Nowhere), "{other}");
+            }
+            m.executable = None;
+            assert_eq!(find(m), Err(NotFound::Nowhere));
+        });
     }
 
     #[test]
