@@ -17,6 +17,7 @@ use std::{fmt, io::Write as _, process::ExitCode, str::FromStr};
 use clap::Args;
 use gpu_mem::Memory;
 use lease_proto::{config::Config, time::Duration, transport::Data, wire::Wire};
+use transport_nixl::{Backend, BackendError};
 
 use crate::engine::{Engine, EngineError, Setup};
 
@@ -36,13 +37,28 @@ impl FromStr for TransportName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, lane) = text.split_once(':').map_or((text, None), |(name, lane)| (name, Some(lane.to_owned())));
-        match (name, lane.as_deref()) {
-            ("ucx", None | Some("tcp" | "shm")) | ("loopback", None) => Ok(Self { name: name.to_owned(), lane }),
-            ("ucx", Some(other)) => Err(format!("ucx has no lane {other:?}: expected ucx, ucx:tcp or ucx:shm")),
-            ("nixl", _) => Err("nixl is not in this build yet: expected loopback, ucx, ucx:tcp or ucx:shm".to_owned()),
-            _ => Err("expected loopback, ucx, ucx:tcp or ucx:shm".to_owned()),
-        }
+        let (name, lane) = text.split_once(':').map_or((text, None), |(name, lane)| (name, Some(lane)));
+        let lane = match (name, lane) {
+            ("ucx", None | Some("tcp" | "shm")) | ("loopback" | "nixl", None) => lane.map(str::to_owned),
+            ("ucx", Some(other)) => return Err(format!("ucx has no lane {other:?}: expected ucx, ucx:tcp or ucx:shm")),
+            ("nixl", Some(lane)) => Some(nixl_lane(lane)?),
+            _ => return Err(format!("expected loopback, ucx, ucx:tcp, ucx:shm, {NIXL}")),
+        };
+        Ok(Self { name: name.to_owned(), lane })
+    }
+}
+
+const NIXL: &str = "nixl, nixl:BACKEND such as nixl:UCX, nixl:UCX/tcp or nixl:UCX/shm";
+
+/// A backend as NIXL spells it, and its way where it has several.
+fn nixl_lane(lane: &str) -> Result<String, String> {
+    let (backend, way) = lane.split_once('/').map_or((lane, None), |(backend, way)| (backend, Some(way)));
+    let backend: Backend = format!("nixl:{backend}").parse().map_err(|error: BackendError| error.to_string())?;
+    let backend = backend.for_heartbeats().map_err(|error| error.to_string())?;
+    match (backend.name(), way) {
+        (name, None) => Ok(name.to_owned()),
+        ("UCX", Some("tcp" | "shm")) => Ok(lane.to_owned()),
+        (name, Some(way)) => Err(format!("nixl:{name} has no way {way:?}: expected {NIXL}")),
     }
 }
 
@@ -58,18 +74,25 @@ impl fmt::Display for TransportName {
 /// What both roles are told about themselves.
 #[derive(Args, Clone, Debug)]
 pub struct RoleArgs {
-    /// Transport: ucx, ucx:tcp or ucx:shm
+    /// Transport: ucx, ucx:tcp, ucx:shm, nixl or nixl:BACKEND
     #[arg(long, default_value = "ucx")]
     pub transport: TransportName,
     /// Wire: native or vllm
     #[arg(long, default_value_t = Wire::Native)]
     pub wire: Wire,
-    /// Lease in seconds (vLLM's kv_lease_duration); a decode instance learns it from the parameters if not given
+    /// Lease in seconds (vLLM's kv_lease_duration) [default: 30; a decode instance goes by parameters with the kvlease key]
     #[arg(long, value_name = "SECONDS")]
     pub lease: Option<Duration>,
     /// Engine id [default: the role and a random number]
     #[arg(long, value_name = "ID")]
     pub engine_id: Option<String>,
+    /// Ranks of this instance (vLLM's tensor parallel size), all in this process; only towards vLLM
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub tp: u32,
+    /// Compatibility hash, as vLLM logs it; only towards vLLM. A prefill instance announces it [default: 64 zeros]; a decode instance
+    /// takes no other one [default: takes any]
+    #[arg(long, value_name = "HEX")]
+    pub compat_hash: Option<String>,
     /// Any other term by its name, such as longest_stall=5
     #[arg(long = "term", value_name = "NAME=VALUE")]
     pub terms: Vec<String>,
@@ -89,6 +112,42 @@ impl RoleArgs {
         }
         let name = self.engine_id.clone().unwrap_or_else(|| format!("{role}-{:08x}", incarnation as u32));
         Ok(Setup { name, wire: self.wire, config, capacity, seed, incarnation, raw: false })
+    }
+}
+
+/// Most ranks of one process: each has an agent of NIXL's.
+const MOST_RANKS: u32 = 64;
+
+impl RoleArgs {
+    /// Whether what is said about ranks can be, and whether it is said where there are ranks: where this instance talks to vLLM, by what
+    /// `needs` names.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn check_ranks(&self, is_vllms: bool, needs: &str) -> Result<(), EngineError> {
+        let wrong = |why: String| Err(EngineError::Invalid(why));
+        if is_vllms && (self.transport.name != "nixl" || self.wire != Wire::Vllm) {
+            return wrong(format!(
+                "{needs}: this is for vLLM, which takes --transport nixl --wire vllm, not --transport {} --wire {}",
+                self.transport, self.wire
+            ));
+        }
+        if !(1..=MOST_RANKS).contains(&self.tp) {
+            return wrong(format!("--tp {}: expected 1 to {MOST_RANKS} ranks", self.tp));
+        }
+        if !is_vllms && self.tp != 1 {
+            return wrong(format!(
+                "--tp {}: one process is one rank, unless it talks to vLLM: add {needs}, or leave it out",
+                self.tp
+            ));
+        }
+        match &self.compat_hash {
+            Some(_) if !is_vllms => wrong(format!("--compat-hash is for vLLM: add {needs}, or leave it out")),
+            Some(hash) if hash.len() != 64 || !hash.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+                wrong(format!("--compat-hash {}: expected 64 hexadecimal digits, as vLLM logs them", shown(hash)))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

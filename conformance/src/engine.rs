@@ -4,43 +4,45 @@
 //! The two-terminal roles and the processes of a certification are this engine; so is each side of the in-memory lab.
 
 mod blocks;
+mod carrier;
 mod command;
 mod ear;
 mod hex;
 mod json;
 mod live;
 mod params;
-mod pattern;
+pub(crate) mod pattern;
+pub(crate) mod rank;
 mod raw;
 mod reads;
 
+pub use carrier::{Carrier, Hand, HandIn};
 pub use command::{Command, Filling, Lease, numbered};
 pub(crate) use hex::{hex, unhex};
+pub(crate) use live::closed;
+#[cfg(feature = "nixl")]
+pub(crate) use live::sleep_on;
 pub use live::{Arm, LONGEST_SLEEP, say, serve};
-pub use params::{params_extension, params_request};
+pub use params::{names_side_channel, params_extension, params_request};
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use blocks::{Blocks, Place};
-use ear::Ear;
 use gpu_mem::{Memory, MemoryError};
 use lease_proto::{
     config::{Config, ConfigError, Terms, TermsError},
-    counters::Counters,
-    drive::{Drive, Engine as Surroundings, Machine},
-    event::{Context, Event, Refused},
-    frame::{Frame, HEADER},
-    holder::{Abort, Ended, Grant, Holder, Lease as HeldLease, Peer as HolderPeer},
-    id::{ClockId, EngineId, IdError, Identity, Incarnation, ReaderRank, RequestId, Token},
+    event::Refused,
+    holder::{Abort, Grant},
+    id::{IdError, ReaderRank, RequestId, Token},
     params::Parameters,
     permits::Permits,
-    reader::{Leg, Peer as ReaderPeer, Reader, Request, Track},
-    table::{Slot, boxed},
+    reader::Track,
     time::{Duration, Instant},
     transport::{Data, ErrorKind},
     wire::Wire,
 };
 use pattern::Pattern;
+use rank::{Rank, Seat};
 use reads::{Over, Reads, Tracked};
 use serde_json::{Map, Value, json};
 
@@ -99,33 +101,17 @@ fn refusal(why: Refused) -> &'static str {
     }
 }
 
-type HolderOf = Holder<Box<[Slot<HeldLease>]>, Box<[Slot<HolderPeer>]>, Box<[Slot<Ended>]>>;
-type ReaderOf = Reader<Box<[Slot<Request>]>, Box<[Slot<Leg>]>, Box<[Slot<ReaderPeer<Vec<u8>>>]>, Vec<u8>>;
-
-/// Peers that one engine talks to.
-const PEERS: usize = 256;
-/// Time for pushing accepted messages out at the end of a turn.
-const FLUSH: Duration = Duration::from_millis(1);
-
 /// The engine.
 pub struct Engine<T: Data<Memory = Memory>> {
-    transport: T,
-    clock: Box<dyn Fn() -> Instant>,
-    ear: Ear,
+    rank: Rank<T>,
     /// Where the transport itself is all that moves.
     raw: Option<raw::Regions<T::Registration>>,
-    frame: Vec<u8>,
-    holder: HolderOf,
-    reader: ReaderOf,
-    drive: Drive,
-    counters: Counters,
     /// The leases that were granted: by request, and where their blocks lie, by token.
     tokens: HashMap<String, Token>,
     places: HashMap<u64, Place>,
     blocks: Blocks<T::Registration>,
     tracked: HashMap<String, Tracked>,
     reads: Reads<T::Registration>,
-    buffer: Vec<u8>,
 }
 
 impl<T: Data<Memory = Memory>> Engine<T> {
@@ -134,47 +120,10 @@ impl<T: Data<Memory = Memory>> Engine<T> {
     /// # Errors
     /// Terms that do not hold, an id that is too long.
     pub fn new(transport: T, permits: Permits, clock: Box<dyn Fn() -> Instant>, setup: Setup) -> Result<Self, EngineError> {
-        let terms = setup.config.validate(setup.wire)?;
-        let max_message = u32::try_from(transport.capabilities().max_notification).unwrap_or(u32::MAX);
-        let incarnation = Incarnation(setup.incarnation);
-        let identity = Identity {
-            engine: EngineId::try_from(setup.name.as_str())?,
-            incarnation,
-            rank: 0,
-            ranks: 1,
-            clock: ClockId(setup.incarnation),
-            max_message,
-        };
-        let mut frame = vec![0; transport.local_metadata().len() + HEADER];
-        Frame::encode(incarnation, transport.local_metadata(), &mut frame)
-            .map_err(|error| EngineError::Params(error.to_string()))?;
-        let started = clock();
+        let seat = Seat { rank: 0, ranks: 1, started: clock() };
         Ok(Self {
-            holder: Holder::new(
-                identity.clone(),
-                terms.clone(),
-                setup.seed,
-                boxed(setup.capacity),
-                boxed(PEERS),
-                boxed(setup.capacity),
-            ),
-            reader: Reader::new(
-                identity.clone(),
-                terms.clone(),
-                setup.seed.map(|byte| !byte),
-                frame.clone(),
-                boxed(setup.capacity),
-                boxed(setup.capacity),
-                boxed(PEERS),
-            ),
-            drive: Drive::new(&terms, max_message),
-            buffer: vec![0; transport.capabilities().max_notification.max(frame.len() + 1024)],
-            transport,
-            clock,
-            ear: Ear { permits, identity, started, told: VecDeque::new(), freed: Vec::new(), landed: Vec::new() },
+            rank: Rank::new(transport, permits, clock, &setup, seat, setup.capacity)?,
             raw: setup.raw.then(raw::Regions::default),
-            frame,
-            counters: Counters::default(),
             tokens: HashMap::new(),
             places: HashMap::new(),
             blocks: Blocks::new(),
@@ -183,34 +132,39 @@ impl<T: Data<Memory = Memory>> Engine<T> {
         })
     }
 
+    /// Lets its own agent carry the bytes.
+    pub fn carried_by(&mut self, carrier: Carrier<T>) {
+        self.rank.carrier = Some(carrier);
+    }
+
     /// The transport.
     pub fn transport(&mut self) -> &mut T {
-        &mut self.transport
+        &mut self.rank.transport
     }
 
     /// The terms that hold.
     pub fn terms(&self) -> &Terms {
-        self.holder.terms()
+        self.rank.holder.terms()
     }
 
     /// The time on the engine's clock.
     pub fn now(&self) -> Instant {
-        (self.clock)()
+        self.rank.now()
     }
 
     /// Leases that are held, and requests that are tracked.
     pub fn busy(&self) -> (u32, u32) {
-        (self.holder.live(), self.reader.open())
+        (self.rank.holder.live(), self.rank.reader.open())
     }
 
     /// The next event.
     pub fn next_event(&mut self) -> Option<Value> {
-        self.ear.told.pop_front()
+        self.rank.ear.told.pop_front()
     }
 
     /// Whether there is one.
     pub fn has_event(&self) -> bool {
-        !self.ear.told.is_empty()
+        !self.rank.ear.told.is_empty()
     }
 
     /// One turn of the loop; returns when the next one is due, from now on.
@@ -221,37 +175,30 @@ impl<T: Data<Memory = Memory>> Engine<T> {
         if self.raw.is_some() {
             return self.raw_turn();
         }
-        let Self { transport, clock, ear, holder, reader, drive, counters, buffer, .. } = self;
-        let mut hear = |event: Event<'_>| ear.hear(&event, clock());
-        let machines: &mut [&mut dyn Machine] = &mut [holder, reader];
-        let surroundings = Surroundings { clock: &mut || clock(), counters, events: &mut hear, buffer };
-        let turn = drive.turn(transport, machines, surroundings, FLUSH).map_err(transport_error)?;
-        if self.follow_up()? || turn.more {
-            return Ok(Some(Duration::ZERO));
-        }
-        Ok(turn.next.map(|next| next.saturating_since((self.clock)())))
+        let next = self.rank.turn()?;
+        Ok(if self.follow_up()? { Some(Duration::ZERO) } else { next })
     }
 
     /// What follows from events, once the machines are done: freed blocks may be used again, reads are judged and others started.
     /// Whether there is something to send since.
     fn follow_up(&mut self) -> Result<bool, EngineError> {
-        for token in std::mem::take(&mut self.ear.freed) {
+        for token in std::mem::take(&mut self.rank.ear.freed) {
             if let Some(place) = self.places.remove(&token.number) {
-                self.blocks.give_back(&mut self.transport, place)?;
+                self.blocks.give_back(&mut self.rank.transport, place)?;
             }
         }
-        self.blocks.clean(&mut self.transport)?;
+        self.blocks.clean(&mut self.rank.transport)?;
         let mut over = Vec::new();
-        for (read, outcome) in std::mem::take(&mut self.ear.landed) {
+        for (read, outcome) in std::mem::take(&mut self.rank.ear.landed) {
             over.push(self.reads.landed(read, outcome)?);
         }
-        over.extend(self.reads.start(&mut self.transport, &self.tracked)?);
+        over.extend(self.reads.start(&mut self.rank.transport, &self.tracked)?);
         let judged = !over.is_empty();
         for Over { request, outcome, told } in over {
-            self.tell("read_landed", told);
-            self.tell("read_ended", json!({"request": request}));
+            self.rank.tell("read_landed", told);
+            self.rank.tell("read_ended", json!({"request": request}));
             let handle = self.tracked(&request)?.handle;
-            self.with(|_, reader, cx| reader.read_ended(cx, handle, outcome))?;
+            self.rank.with(|_, reader, cx| reader.read_ended(cx, handle, outcome))?;
         }
         Ok(judged)
     }
@@ -272,13 +219,13 @@ impl<T: Data<Memory = Memory>> Engine<T> {
             Command::Abort { request, failed } => {
                 let token = self.token(&request)?;
                 let why = if failed { Abort::Failed } else { Abort::Cancelled };
-                self.with(|holder, _, cx| holder.abort(cx, token, why)).map_err(EngineError::Refused)?;
+                self.rank.with(|holder, _, cx| holder.abort(cx, token, why)).map_err(EngineError::Refused)?;
                 Ok(json!({}))
             }
             Command::Drain { within } => {
                 let within =
                     within.parse().map_err(|error: lease_proto::time::TimeError| EngineError::Invalid(error.to_string()))?;
-                self.with(|holder, _, cx| holder.drain(cx, within));
+                self.rank.with(|holder, _, cx| holder.drain(cx, within));
                 Ok(json!({}))
             }
             Command::Track { params, reader, of } => {
@@ -288,23 +235,23 @@ impl<T: Data<Memory = Memory>> Engine<T> {
             }
             Command::Read { request } => {
                 let handle = self.tracked(&request)?.handle;
-                let peer = self.reader.connection(handle, 0).ok_or_else(|| EngineError::Transport {
+                let peer = self.rank.reader.connection(handle, 0).ok_or_else(|| EngineError::Transport {
                     kind: ErrorKind::NotConnected,
                     text: "wait until the holder can be reached".into(),
                 })?;
-                self.with(|_, reader, cx| reader.begin_read(cx, handle))?;
-                self.tell("read_started", json!({"request": request}));
+                self.rank.with(|_, reader, cx| reader.begin_read(cx, handle))?;
+                self.rank.tell("read_started", json!({"request": request}));
                 self.reads.want(request, peer);
                 Ok(json!({}))
             }
             Command::Finish { request } => {
                 let handle = self.tracked(&request)?.handle;
-                self.with(|_, reader, cx| reader.finish(cx, handle))?;
+                self.rank.with(|_, reader, cx| reader.finish(cx, handle))?;
                 Ok(json!({}))
             }
             Command::Counters => {
                 let mut counts = Map::new();
-                self.counters.each(|name, kind, value| {
+                self.rank.counters.each(|name, kind, value| {
                     let name = kind.map_or(name.to_owned(), |kind| format!("{name}.{kind}"));
                     counts.insert(name, value.into());
                 });
@@ -323,8 +270,8 @@ impl<T: Data<Memory = Memory>> Engine<T> {
             }
             None => None,
         };
-        let place = self.blocks.put(&mut self.transport, Pattern::of(&lease.request), lease.one_lease)?;
-        let granted = self.with(|holder, _, cx| {
+        let place = self.blocks.put(&mut self.rank.transport, Pattern::of(&lease.request), lease.one_lease)?;
+        let granted = self.rank.with(|holder, _, cx| {
             let token = holder.announced(&request).unwrap_or_else(|| holder.mint());
             let grant = Grant { request: &request, token, consumers: lease.consumers, ttl };
             holder.grant(cx, grant).map(|_| token)
@@ -332,12 +279,12 @@ impl<T: Data<Memory = Memory>> Engine<T> {
         let token = match granted {
             Ok(token) => token,
             Err(why) => {
-                self.blocks.give_back(&mut self.transport, place)?;
+                self.blocks.give_back(&mut self.rank.transport, place)?;
                 return Err(EngineError::Refused(why));
             }
         };
-        let (regions, blocks) = self.blocks.export(&mut self.transport, &place, self.ear.identity.incarnation)?;
-        let (terms, identity) = (self.holder.terms(), &self.ear.identity);
+        let (regions, blocks) = self.blocks.export(&mut self.rank.transport, &place, self.rank.ear.identity.incarnation)?;
+        let (terms, identity) = (self.rank.holder.terms(), &self.rank.ear.identity);
         let params = Parameters {
             token,
             incarnation: identity.incarnation,
@@ -345,7 +292,7 @@ impl<T: Data<Memory = Memory>> Engine<T> {
             ranks: identity.ranks,
             extension: terms.extension(),
             drift_ppm: terms.drift_ppm(),
-            frames: &self.frame,
+            frames: &self.rank.frame,
             regions: &regions,
         };
         let key = params.to_string().map_err(|error| EngineError::Params(error.to_string()))?;
@@ -362,7 +309,7 @@ impl<T: Data<Memory = Memory>> Engine<T> {
         let request = RequestId::try_from(read.request.as_str())?;
         let targets = [(0, parameters.frames.to_vec())];
         let track = Track { request: &request, params: &parameters, reader: rank };
-        let handle = self.with(|_, reader, cx| reader.track(cx, track, targets)).map_err(EngineError::Refused)?;
+        let handle = self.rank.with(|_, reader, cx| reader.track(cx, track, targets)).map_err(EngineError::Refused)?;
         let (token, region, ranges) = (parameters.token, parameters.regions.to_vec(), blocks::ranges(&read.blocks));
         self.tracked.insert(read.request.clone(), Tracked { handle, token, region, ranges });
         Ok(json!({"request": read.request, "peer": String::from_utf8_lossy(parameters.engine)}))
@@ -374,18 +321,6 @@ impl<T: Data<Memory = Memory>> Engine<T> {
 
     fn tracked(&self, request: &str) -> Result<&Tracked, EngineError> {
         self.tracked.get(request).ok_or_else(|| EngineError::NoSuchRequest(request.to_owned()))
-    }
-
-    /// An event that is the engine's own, not the protocol's.
-    fn tell(&mut self, event: &str, more: Value) {
-        self.ear.tell(event, more, (self.clock)());
-    }
-
-    fn with<R>(&mut self, f: impl FnOnce(&mut HolderOf, &mut ReaderOf, &mut Context<'_>) -> R) -> R {
-        let Self { clock, ear, holder, reader, counters, .. } = self;
-        let now = clock();
-        let mut hear = |event: Event<'_>| ear.hear(&event, now);
-        f(holder, reader, &mut Context { now, counters, events: &mut hear })
     }
 }
 

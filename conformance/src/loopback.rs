@@ -82,6 +82,7 @@ impl Fabric {
         let id = self.state().open(served.then(|| permits.clone()));
         let mut capabilities = Capabilities::notifications(max_notification);
         capabilities.reads = reads;
+        capabilities.reads_need_owner = served;
         capabilities.fence = !served;
         capabilities.dead_peer = DeadPeer::Within(Duration::ZERO);
         let metadata = [TAG.as_slice(), &id.0.to_le_bytes()].concat();

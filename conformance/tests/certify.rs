@@ -115,7 +115,7 @@ fn script(text: &str) -> (tempfile::TempDir, Lane) {
     let executable = folder.path().join("node");
     fs::write(&executable, format!("#!/bin/sh\n{text}\n")).unwrap();
     fs::set_permissions(&executable, fs::Permissions::from_mode(0o755)).unwrap();
-    (folder, Lane::Processes { transport: "odd", lane: "script", executable })
+    (folder, Lane::Processes { transport: "odd", lane: "script".to_owned(), executable })
 }
 
 fn outcome_of(text: &str) -> Outcome {
@@ -161,7 +161,7 @@ fn what_the_machine_lacks_is_skipped_with_the_reason() {
 
 #[test]
 fn a_broken_harness_gives_no_verdict_about_anything() {
-    let absent = Lane::Processes { transport: "odd", lane: "absent", executable: PathBuf::from("/nowhere/node") };
+    let absent = Lane::Processes { transport: "odd", lane: "absent".to_owned(), executable: PathBuf::from("/nowhere/node") };
     let (_folder, ends) = script("echo not today >&2; exit 3");
     let (_other, noise) = script("echo hello");
     let cases = all();

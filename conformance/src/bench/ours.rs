@@ -1,6 +1,5 @@
 //! A run of our own: two peer processes, told of each other.
 
-use crate::quiet::quiet;
 use std::{
     path::PathBuf,
     time::{Duration, Instant},
@@ -13,6 +12,7 @@ use super::{
     node::Side,
     perftest::loopback,
 };
+use crate::launch::prepare;
 
 /// What a run of ours is started with.
 #[derive(Clone, Debug)]
@@ -56,6 +56,6 @@ impl Ours {
         command.args(["bench", "--side", &name(side), "--lane", &name(metric.lane), "--mode", &name(metric.mode)]);
         command.args(["--kind", &name(metric.kind), "--bytes", &metric.bytes.to_string()]);
         command.args(["--times", &times.to_string(), "--warmup", &warmup.to_string()]);
-        Child::spawn(quiet(command.envs(loopback())))
+        Child::spawn(prepare(command.envs(loopback()), "ucx", None))
     }
 }

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         Way::new("thread", threaded, |thread: &mut UcxThread| Ok(thread.arm())),
     ];
     let hooks = Hooks { wait: UcxTransport::wait, bare: UcxTransport::bare_progress };
-    run("kvlease", owned, UcxTransport::arm, &hooks, ways)
+    run("kvlease", owned, UcxTransport::arm, &hooks, ways, None)
 }
 
 fn config(lane: Option<&str>) -> UcxConfig {

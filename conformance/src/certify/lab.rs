@@ -28,7 +28,8 @@ pub struct Spec {
     pub wire: Wire,
     /// Only the transport, without the protocol.
     pub raw: bool,
-    /// How its transport is driven, where not as usual: `borrowed`, on a worker of the engine's, or `thread`, by one of its own.
+    /// How its transport is driven, where not as usual: `borrowed`, on a worker or agent of the engine's, `thread`, by one of its own, or
+    /// `bytes`, where the engine carries all bytes by hand.
     pub way: Option<&'static str>,
     /// On which side of a link that can be cut; `None` where none will be.
     pub side: Option<Side>,
@@ -123,8 +124,8 @@ impl Bench {
     }
 
     /// A node whose transport is driven in another way than usual.
-    pub(super) fn driven(&mut self, name: &'static str, way: &'static str) -> Result<NodeId, Trouble> {
-        let node = self.lab.start(&Spec { name, wire: Wire::Native, raw: false, way: Some(way), side: None })?;
+    pub(super) fn driven(&mut self, name: &'static str, way: &'static str, wire: Wire) -> Result<NodeId, Trouble> {
+        let node = self.lab.start(&Spec { name, wire, raw: false, way: Some(way), side: None })?;
         let says = self.lab.way(node);
         ensure(says == Some(way), || format!("the node is not driven by {way}: it says {}", says.unwrap_or("nothing")))?;
         Ok(node)

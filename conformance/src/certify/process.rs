@@ -17,7 +17,7 @@ use super::{
     lab::{LEASE, Lab, NodeId, PATIENCE, Side, Signal, Spec, Trouble},
     network::Network,
 };
-use crate::{engine::Command, quiet::quiet};
+use crate::{engine::Command, launch::prepare};
 
 /// Lines that a node may tell in its life, and their bytes: more than any case asks for.
 const MOST_LINES: usize = 100_000;
@@ -29,6 +29,7 @@ const LONGEST_LINE: u64 = 4 << 20;
 /// Nodes that are processes of one peer executable.
 pub struct ProcessLab {
     executable: PathBuf,
+    transport: &'static str,
     lane: String,
     nodes: Vec<Node>,
     /// After the nodes, which are in it.
@@ -49,14 +50,14 @@ struct Node {
 
 impl ProcessLab {
     /// A lab that starts this executable with this lane of its transport.
-    pub fn new(executable: PathBuf, lane: &str) -> Self {
-        Self { executable, lane: lane.to_owned(), nodes: Vec::new(), network: None }
+    pub fn new(executable: PathBuf, transport: &'static str, lane: &str) -> Self {
+        Self { executable, transport, lane: lane.to_owned(), nodes: Vec::new(), network: None }
     }
 
     /// What starts the executable, on a side of a link that can be cut if it is to be on one.
     fn process(&mut self, side: Option<Side>) -> Result<Process, Trouble> {
         let Some(side) = side else { return Ok(Process::new(&self.executable)) };
-        if self.lane == "shm" {
+        if self.lane.ends_with("shm") {
             return Err(Trouble::Skip("no network to cut".into()));
         }
         let network = match self.network.take() {
@@ -83,7 +84,10 @@ impl Lab for ProcessLab {
         if let Some(way) = spec.way {
             process.args(["--way", way]);
         }
-        quiet(&mut process).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        prepare(&mut process, self.transport, Some(&self.lane))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let cannot = |error: std::io::Error| Trouble::Harness(format!("cannot start {}: {error}", self.executable.display()));
         let mut node = Node::new(process.spawn().map_err(cannot)?);
         let deadline = patience_from_now();

@@ -33,7 +33,7 @@ pub enum Lane {
         /// Its name.
         transport: &'static str,
         /// Which of its ways.
-        lane: &'static str,
+        lane: String,
         /// The executable that a node is.
         executable: PathBuf,
     },
@@ -49,7 +49,7 @@ impl Lane {
     }
 
     /// Which of its ways.
-    pub fn lane(&self) -> &'static str {
+    pub fn lane(&self) -> &str {
         match self {
             Self::Loopback => "memory",
             Self::Processes { lane, .. } => lane,
@@ -59,7 +59,7 @@ impl Lane {
     fn lab(&self) -> Box<dyn Lab> {
         match self {
             Self::Loopback => Box::new(MemoryLab::new(SEED)),
-            Self::Processes { executable, lane, .. } => Box::new(ProcessLab::new(executable.clone(), lane)),
+            Self::Processes { transport, executable, lane } => Box::new(ProcessLab::new(executable.clone(), transport, lane)),
         }
     }
 }

@@ -89,7 +89,9 @@ fn untried(asked: &[TransportName], outcomes: &[Outcome]) -> Option<String> {
 }
 
 fn is_lane_of(lane: &Lane, TransportName { name, lane: way }: &TransportName) -> bool {
-    lane.transport() == name && way.as_ref().is_none_or(|way| lane.lane() == way)
+    let is_way =
+        |way: &String| lane.lane() == way || lane.lane().strip_prefix(way.as_str()).is_some_and(|rest| rest.starts_with('/'));
+    lane.transport() == name && way.as_ref().is_none_or(is_way)
 }
 
 /// Prints, and tells how to end if nobody reads it.
@@ -100,12 +102,20 @@ fn print(text: &str) -> Option<ExitCode> {
 
 /// The lanes of the transports that were asked for, or of all there are.
 fn lanes(asked: &[TransportName]) -> Result<Vec<Lane>, String> {
-    let ucx =
-        |lane: &'static str| peer_executable("ucx").map(|executable| Lane::Processes { transport: "ucx", lane, executable });
+    const UCX: [&str; 2] = ["tcp", "shm"];
+    const NIXL: [&str; 2] = ["UCX/tcp", "UCX/shm"];
+    let processes = |transport: &'static str, lanes: &[&str]| -> Result<Vec<Lane>, String> {
+        let executable = peer_executable(transport)?;
+        let lane = |lane: &&str| Lane::Processes { transport, lane: (*lane).to_owned(), executable: executable.clone() };
+        Ok(lanes.iter().map(lane).collect())
+    };
     if asked.is_empty() {
         let mut lanes = vec![Lane::Loopback];
         if cfg!(feature = "ucx") {
-            lanes.extend([ucx("tcp")?, ucx("shm")?]);
+            lanes.extend(processes("ucx", &UCX)?);
+        }
+        if cfg!(feature = "nixl") {
+            lanes.extend(processes("nixl", &NIXL)?);
         }
         return Ok(lanes);
     }
@@ -113,9 +123,10 @@ fn lanes(asked: &[TransportName]) -> Result<Vec<Lane>, String> {
     for TransportName { name, lane } in asked {
         match (name.as_str(), lane.as_deref()) {
             ("loopback", _) => lanes.push(Lane::Loopback),
-            (_, Some("tcp")) => lanes.push(ucx("tcp")?),
-            (_, Some(_)) => lanes.push(ucx("shm")?),
-            (_, None) => lanes.extend([ucx("tcp")?, ucx("shm")?]),
+            ("nixl", None | Some("UCX")) => lanes.extend(processes("nixl", &NIXL)?),
+            ("nixl", Some(lane)) => lanes.extend(processes("nixl", &[lane])?),
+            (_, None) => lanes.extend(processes("ucx", &UCX)?),
+            (_, Some(lane)) => lanes.extend(processes("ucx", &[lane])?),
         }
     }
     lanes.sort();

@@ -17,7 +17,7 @@ use lease_proto::{
 use serde_json::Value;
 
 use super::{RoleArgs, shown, warn};
-use crate::engine::{Arm, Command, Engine, EngineError, LONGEST_SLEEP, params_request, say};
+use crate::engine::{Arm, Command, Engine, EngineError, LONGEST_SLEEP, closed, say};
 
 /// Largest parameter file.
 const LARGEST: u64 = 64 << 20;
@@ -38,11 +38,12 @@ pub struct DecodeArgs {
 }
 
 /// The transfer parameters in a file. Lines that are a prefill instance's events are passed over; on standard input the first of
-/// them ends the parameters, since a running instance tells events for as long as it lives.
+/// them ends the parameters, since a running instance tells events for as long as it lives. `request` finds the request id in those
+/// that can be used.
 ///
 /// # Errors
 /// What is wrong, with the line.
-pub fn read_params(path: &Path) -> Result<Vec<Value>, String> {
+pub fn read_params(path: &Path, request: impl Fn(&Value) -> Result<String, String>) -> Result<Vec<Value>, String> {
     let name = path.display();
     let is_pipe = path.to_str() == Some("-");
     let input: Box<dyn Read> = match is_pipe {
@@ -66,7 +67,7 @@ pub fn read_params(path: &Path) -> Result<Vec<Value>, String> {
             }
             Value::Object(object) if object.contains_key("event") => {}
             Value::Object(_) => {
-                let request = params_request(&value).map_err(wrong)?;
+                let request = request(&value).map_err(wrong)?;
                 if !requests.insert(request.clone()) {
                     return Err(format!("{name}:{number}: request {} is there twice: each once", shown(&request)));
                 }
@@ -92,6 +93,17 @@ pub enum Ended {
     Unreachable(String),
 }
 
+impl Ended {
+    /// By requests, and why each was not read.
+    pub(crate) fn not_all(missed: &BTreeMap<String, String>) -> Self {
+        const SHOWN: usize = 5;
+        let shown: Vec<String> = missed.iter().take(SHOWN).map(|(request, why)| format!("{} ({why})", shown(request))).collect();
+        let more = missed.len().saturating_sub(SHOWN);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        Self::NotAll(format!("not read: {}{more}", shown.join(", ")))
+    }
+}
+
 /// Tracks every request, reads each when it has waited for `hold` and its lease stands, and returns when all are resolved.
 ///
 /// # Errors
@@ -102,7 +114,6 @@ pub fn decode<T: Data<Memory = Memory>>(
     args: &DecodeArgs,
     params: &[Value],
 ) -> Result<Ended, EngineError> {
-    let closed = |error: std::io::Error| EngineError::Invalid(format!("cannot write to standard output: {error}"));
     let mut requests = Requests::new(&mut engine, args, params)?;
     warn(&engine);
     loop {
@@ -233,18 +244,13 @@ impl Requests {
     }
 
     fn ended<T: Data<Memory = Memory>>(&self, engine: &mut Engine<T>) -> Result<Ended, EngineError> {
-        const SHOWN: usize = 5;
         if self.missed.is_empty() {
             return Ok(Ended::Read);
         }
         if !self.reached {
             return Ok(Ended::Unreachable(unreachable(&engine.execute(Command::Counters)?)));
         }
-        let missed: Vec<String> =
-            self.missed.iter().take(SHOWN).map(|(request, why)| format!("{} ({why})", shown(request))).collect();
-        let more = self.missed.len().saturating_sub(SHOWN);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        Ok(Ended::NotAll(format!("not read: {}{more}", missed.join(", "))))
+        Ok(Ended::not_all(&self.missed))
     }
 }
 

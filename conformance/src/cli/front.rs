@@ -7,7 +7,7 @@ use std::{
     process::{Command, ExitCode},
 };
 
-use crate::quiet::quiet;
+use crate::launch::prepare;
 use clap::{Parser, Subcommand};
 
 use super::{
@@ -95,7 +95,8 @@ fn become_peer(transport: &TransportName) -> ExitCode {
         Err(why) => return complain("kvlease", why),
     };
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let error = quiet(Command::new(&executable).args(arguments)).exec();
+    let mut command = Command::new(&executable);
+    let error = prepare(command.args(arguments), &transport.name, transport.lane.as_deref()).exec();
     complain("kvlease", format!("cannot start {}: {error}", executable.display()))
 }
 

@@ -13,7 +13,7 @@ use lease_proto::{
     wire::Wire,
 };
 use rustix::process::{Signal, set_parent_process_death_signal};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     complain,
@@ -24,7 +24,10 @@ use super::{
 };
 use crate::{
     bench::node::{self, Hooks, NodeArgs},
-    engine::{Arm, Engine, EngineError, Setup, params_extension, say, serve, transport_error},
+    engine::{
+        Arm, Carrier, Engine, EngineError, Setup, names_side_channel, params_extension, params_request, say, serve,
+        transport_error,
+    },
 };
 
 #[derive(Parser)]
@@ -85,39 +88,54 @@ impl<'a> Way<'a> {
         open: impl FnOnce(Option<&str>) -> Result<(T, Permits), T::Error> + 'a,
         arm: Arm<T>,
     ) -> Self {
+        let open = |lane: Option<&str>| open(lane).map(|(transport, permits)| (transport, permits, None));
+        Self { name, run: Box::new(move |args| run_agent(args, open, arm, Some(name))) }
+    }
+
+    /// As [`Way::new`], on an agent of the engine's, which carries the bytes.
+    pub fn carried<T: Data<Memory = Memory, Error: 'a> + 'a>(
+        name: &'static str,
+        open: impl FnOnce(Option<&str>) -> Result<(T, Carrier<T>), T::Error> + 'a,
+        arm: Arm<T>,
+    ) -> Self {
+        let open = |lane: Option<&str>| open(lane).map(|(transport, carrier)| (transport, Permits::new(), Some(carrier)));
         Self { name, run: Box::new(move |args| run_agent(args, open, arm, Some(name))) }
     }
 }
+
+/// Both roles towards vLLM, for the transport that has them.
+pub struct Live<'a> {
+    /// The role of a prefill instance that listens.
+    pub prefill: &'a dyn Fn(&PrefillArgs) -> Result<(), EngineError>,
+    /// The role of a decode instance for parameters that name a side channel.
+    pub decode: &'a DecodeLive<'a>,
+    /// The request in such parameters, if they can be used.
+    pub request: fn(&Value) -> Result<String, String>,
+}
+
+type DecodeLive<'a> = dyn Fn(&DecodeArgs, &[Value]) -> Result<Ended, EngineError> + 'a;
 
 /// Room for leases and requests in a role that is not told how many there will be.
 const CAPACITY: usize = 1024;
 
 /// Runs the command line of this process with the transport that `open` makes, given a lane, with the permits by which it serves
-/// reads; `arm` lets it sleep. Nodes of a certification may be driven in other `ways`.
+/// reads; `arm` lets it sleep. Nodes of a certification may be driven in other `ways`, and roles be `live` peers of vLLM.
 pub fn main<T: Data<Memory = Memory>>(
     program: &str,
     open: impl FnOnce(Option<&str>) -> Result<(T, Permits), T::Error>,
     arm: Arm<T>,
     hooks: &Hooks<T>,
     ways: Vec<Way<'_>>,
+    live: Option<&Live<'_>>,
 ) -> ExitCode {
     let role = Cli::parse().role;
     log();
     match role {
-        Role::Prefill(args) => {
-            let setup = || args.role.setup("prefill", Duration::from_secs(30), CAPACITY.max(args.grant.len()));
-            let lane = args.role.transport.lane.as_deref();
-            match args
-                .check()
-                .and_then(|()| setup())
-                .and_then(|setup| start(setup, || open(lane)))
-                .and_then(|engine| prefill(engine, arm, &args))
-            {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => complain(program, error),
-            }
-        }
-        Role::Decode(args) => match run_decode(&args, open, arm) {
+        Role::Prefill(args) => match run_prefill(&args, open, arm, live) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => complain(program, error),
+        },
+        Role::Decode(args) => match run_decode(&args, open, arm, live) {
             Ok(Ended::Read) => ExitCode::SUCCESS,
             Ok(Ended::NotAll(why)) => {
                 remark(program, why);
@@ -133,7 +151,7 @@ pub fn main<T: Data<Memory = Memory>>(
         Role::Agent(args) => {
             let way = args.way.as_ref().map(|name| ways.into_iter().find(|way| way.name == name));
             let ran = match way {
-                None => run_agent(&args, open, arm, None),
+                None => run_agent(&args, |lane| open(lane).map(|(transport, permits)| (transport, permits, None)), arm, None),
                 Some(Some(way)) => (way.run)(&args),
                 Some(None) => say(&json!({"unavailable": "this transport is not driven in that way"})).map_err(broken),
             };
@@ -145,12 +163,43 @@ pub fn main<T: Data<Memory = Memory>>(
     }
 }
 
+fn run_prefill<T: Data<Memory = Memory>>(
+    args: &PrefillArgs,
+    open: impl FnOnce(Option<&str>) -> Result<(T, Permits), T::Error>,
+    arm: Arm<T>,
+    live: Option<&Live<'_>>,
+) -> Result<(), EngineError> {
+    args.check()?;
+    if let Some(live) = live.filter(|_| args.listen.is_some()) {
+        return (live.prefill)(args);
+    }
+    let setup = args.role.setup("prefill", Duration::from_secs(30), CAPACITY.max(args.grant.len()))?;
+    let engine = start(setup, || open(args.role.transport.lane.as_deref()))?;
+    prefill(engine, arm, args)
+}
+
 fn run_decode<T: Data<Memory = Memory>>(
     args: &DecodeArgs,
     open: impl FnOnce(Option<&str>) -> Result<(T, Permits), T::Error>,
     arm: Arm<T>,
+    live: Option<&Live<'_>>,
 ) -> Result<Ended, EngineError> {
-    let params = read_params(&args.params).map_err(EngineError::Invalid)?;
+    let live = live.filter(|_| args.role.wire == Wire::Vllm);
+    let request = |params: &Value| match live {
+        Some(live) if names_side_channel(params) => (live.request)(params),
+        _ => params_request(params),
+    };
+    let params = read_params(&args.params, request).map_err(EngineError::Invalid)?;
+    let of_vllm = live.map_or(0, |_| params.iter().filter(|params| names_side_channel(params)).count());
+    args.role.check_ranks(of_vllm > 0, "parameters with remote_host and remote_port")?;
+    match live {
+        Some(live) if of_vllm == params.len() => return (live.decode)(args, &params),
+        Some(_) if of_vllm > 0 => {
+            let why = "some of the parameters name a side channel and some have the kvlease key: read them one kind at a time";
+            return Err(EngineError::Invalid(why.into()));
+        }
+        _ => {}
+    }
     // A lease of half as much again as its extension: both wires' rule, turned round.
     let extension = params.iter().filter_map(params_extension).min().unwrap_or(Duration::from_secs(20));
     let setup = args.role.setup("decode", extension.scale(3, 2), CAPACITY.max(params.len()))?;
@@ -161,7 +210,7 @@ fn run_decode<T: Data<Memory = Memory>>(
 /// Tells first that it is ready, and in which way it is driven, or why the machine lacks what it needs.
 fn run_agent<T: Data<Memory = Memory>>(
     args: &AgentArgs,
-    open: impl FnOnce(Option<&str>) -> Result<(T, Permits), T::Error>,
+    open: impl FnOnce(Option<&str>) -> Result<(T, Permits, Option<Carrier<T>>), T::Error>,
     arm: Arm<T>,
     way: Option<&str>,
 ) -> Result<(), EngineError> {
@@ -178,13 +227,22 @@ fn run_agent<T: Data<Memory = Memory>>(
         incarnation,
         raw: args.raw,
     };
-    let engine = match start(setup, || open(Some(&args.lane))) {
+    let mut carrier = None;
+    let open = || {
+        let (transport, permits, carries) = open(Some(&args.lane))?;
+        carrier = carries;
+        Ok((transport, permits))
+    };
+    let mut engine = match start(setup, open) {
         Ok(engine) => engine,
         Err(EngineError::Transport { kind: ErrorKind::Unavailable, text }) => {
             return say(&json!({"unavailable": text})).map_err(broken);
         }
         Err(error) => return Err(error),
     };
+    if let Some(carrier) = carrier {
+        engine.carried_by(carrier);
+    }
     say(&json!({"ready": true, "way": way})).map_err(broken)?;
     serve(engine, arm)
 }

@@ -13,7 +13,7 @@ use lease_proto::{
 };
 
 use super::{RoleArgs, shown, warn};
-use crate::engine::{Arm, Command, Engine, EngineError, LONGEST_SLEEP, Lease, say};
+use crate::engine::{Arm, Command, Engine, EngineError, LONGEST_SLEEP, Lease, closed, say};
 
 /// What a prefill instance is told.
 #[derive(Args, Clone, Debug)]
@@ -21,6 +21,10 @@ pub struct PrefillArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub role: RoleArgs,
+    /// Be a prefill instance of vLLM: answer for the ranks here, as vLLM's side channel does, and hold their blocks as it would
+    /// (with --transport nixl --wire vllm)
+    #[arg(long, value_name = "HOST:PORT")]
+    pub listen: Option<String>,
     /// Grant a lease for each of these request ids
     #[arg(long, value_name = "ID", num_args = 1.., required = true)]
     pub grant: Vec<String>,
@@ -56,6 +60,7 @@ impl PrefillArgs {
                 return wrong("given twice: each request id once".into());
             }
         }
+        self.role.check_ranks(self.listen.is_some(), "--listen HOST:PORT")?;
         if self.consumers == Some(0) {
             return Err(EngineError::Invalid("--consumers 0: at least one rank reads, or leave it out".into()));
         }
@@ -76,7 +81,6 @@ const SHORTEST_TTL: Duration = Duration::from_millis(100);
 /// # Errors
 /// A lease that cannot be granted, a transport that broke, a closed standard output.
 pub fn prefill<T: Data<Memory = Memory>>(mut engine: Engine<T>, arm: Arm<T>, args: &PrefillArgs) -> Result<(), EngineError> {
-    let closed = |error: std::io::Error| EngineError::Invalid(format!("cannot write to standard output: {error}"));
     // All or none: parameters that were printed stand for a lease that is kept.
     let mut granted = Vec::new();
     for request in &args.grant {

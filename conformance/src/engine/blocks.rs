@@ -10,15 +10,17 @@ use lease_proto::{
     transport::{Data, Error as _, ErrorKind, Range},
 };
 
-use super::{EngineError, pattern::Pattern, transport_error};
+use super::{
+    EngineError,
+    pattern::{POISON, Pattern},
+    transport_error,
+};
 
 /// Bytes of a block, and blocks of a lease.
 const BLOCK: usize = 16 << 10;
 const BLOCKS: u32 = 13;
 /// Leases whose blocks lie in one registered slab.
 const LEASES: u32 = 64;
-/// What is written over blocks that are free.
-const POISON: Pattern = Pattern(0xdead);
 /// Exports are larger than this only on a fabric of another kind.
 const LARGEST_EXPORT: usize = 16 << 10;
 

@@ -15,19 +15,19 @@ use serde_json::Value;
 use super::json;
 
 /// Where events go.
-pub(super) struct Ear {
-    pub(super) permits: Permits,
-    pub(super) identity: Identity,
-    pub(super) started: Instant,
+pub(crate) struct Ear {
+    pub(crate) permits: Permits,
+    pub(crate) identity: Identity,
+    pub(crate) started: Instant,
     /// To be told, oldest first.
-    pub(super) told: VecDeque<Value>,
+    pub(crate) told: VecDeque<Value>,
     /// To be acted on once the machines are done: leases whose blocks are free, reads that are over.
-    pub(super) freed: Vec<Token>,
-    pub(super) landed: Vec<(ReadId, ReadOutcome)>,
+    pub(crate) freed: Vec<Token>,
+    pub(crate) landed: Vec<(ReadId, ReadOutcome)>,
 }
 
 impl Ear {
-    pub(super) fn hear(&mut self, event: &Event<'_>, now: Instant) {
+    pub(crate) fn hear(&mut self, event: &Event<'_>, now: Instant) {
         self.permits.hear(event);
         match *event {
             Event::Freed { token, .. } => self.freed.push(token),
@@ -38,7 +38,7 @@ impl Ear {
     }
 
     /// An event that is the engine's own, not the protocol's.
-    pub(super) fn tell(&mut self, event: &str, more: Value, now: Instant) {
+    pub(crate) fn tell(&mut self, event: &str, more: Value, now: Instant) {
         self.told.push_back(json::line(event, more, &self.identity, self.started, now));
     }
 }

@@ -85,19 +85,29 @@ impl<T: Data<Memory = Memory>> Engine<T> {
     /// # Errors
     /// What the transport as a whole reports.
     pub fn sleep(&mut self, arm: Arm<T>, within: Duration, watch: bool) -> Result<(), EngineError> {
-        let Some(fd) = arm(&mut self.transport).map_err(super::transport_error)? else { return Ok(()) };
+        let Some(fd) = arm(&mut self.rank.transport).map_err(super::transport_error)? else { return Ok(()) };
         let stdin = io::stdin();
-        let mut fds = vec![PollFd::new(&fd, PollFlags::IN)];
-        if watch {
-            fds.push(PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN));
-        }
-        let nanos = within.as_nanos();
-        let timeout = Timespec { tv_sec: (nanos / 1_000_000_000) as i64, tv_nsec: (nanos % 1_000_000_000) as _ };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(EngineError::Invalid(format!("cannot wait for the transport: {error}"))),
+        match watch {
+            true => sleep_on(&[fd, stdin.as_fd()], within),
+            false => sleep_on(&[fd], within),
         }
     }
+}
+
+/// Sleeps until one of these becomes readable, or `within` is over.
+pub(crate) fn sleep_on(fds: &[BorrowedFd<'_>], within: Duration) -> Result<(), EngineError> {
+    let mut fds: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let nanos = within.as_nanos();
+    let timeout = Timespec { tv_sec: (nanos / 1_000_000_000) as i64, tv_nsec: (nanos % 1_000_000_000) as _ };
+    match poll(&mut fds, Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(EngineError::Invalid(format!("cannot wait for the transport: {error}"))),
+    }
+}
+
+/// What a role says whose standard output cannot be written to.
+pub(crate) fn closed(error: io::Error) -> EngineError {
+    EngineError::Invalid(format!("cannot write to standard output: {error}"))
 }
 
 /// Serves a certification: commands from standard input, answers and events to standard output, until the line is closed.

@@ -41,12 +41,21 @@ pub(super) fn read_params(value: &Value) -> Result<Read, String> {
     let string = |key: &str| match params.get(key) {
         Some(Value::String(text)) => Ok(text.clone()),
         Some(_) => Err(format!("{key} is not a string")),
+        None if key == "kvlease" && names_side_channel(value) => {
+            Err("kvlease is missing and a side channel is named: read these with --transport nixl --wire vllm".into())
+        }
         None => Err(format!("{key} is missing: pass on what the prefill instance printed, unchanged")),
     };
     if params.get("do_remote_prefill") != Some(&Value::Bool(true)) {
         return Err("do_remote_prefill is not true: these parameters name nothing to read".into());
     }
     Ok(Read { request: string("remote_request_id")?, key: string("kvlease")?, blocks: blocks(params)? })
+}
+
+/// Whether transfer parameters say where their prefill instance answers for its ranks, as vLLM's do.
+pub fn names_side_channel(params: &Value) -> bool {
+    let params = params.get("kv_transfer_params").unwrap_or(params);
+    ["remote_host", "remote_port"].iter().any(|key| params.get(key).is_some_and(|value| !value.is_null()))
 }
 
 fn blocks(params: &Value) -> Result<Vec<u32>, String> {

@@ -9,16 +9,19 @@ const WORD: usize = 8;
 
 /// An endless row of bytes, another one for every number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pattern(pub(super) u64);
+pub(crate) struct Pattern(pub(crate) u64);
+
+/// What is written over blocks that are free, so that a read that came too late shows.
+pub(crate) const POISON: Pattern = Pattern(0xdead);
 
 impl Pattern {
     /// The row of a name.
-    pub(super) fn of(name: &str) -> Self {
+    pub(crate) fn of(name: &str) -> Self {
         Self(name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)))
     }
 
     /// Its bytes from `offset` on.
-    pub(super) fn bytes(self, offset: usize, out: &mut [u8]) {
+    pub(crate) fn bytes(self, offset: usize, out: &mut [u8]) {
         let mut at = offset;
         let mut rest = out;
         while !rest.is_empty() {
@@ -42,7 +45,7 @@ impl Pattern {
     ///
     /// # Errors
     /// If that is not inside.
-    pub(super) fn write(self, from: usize, memory: &Memory, offset: usize, len: usize) -> Result<(), MemoryError> {
+    pub(crate) fn write(self, from: usize, memory: &Memory, offset: usize, len: usize) -> Result<(), MemoryError> {
         each_piece(len, |done, piece| {
             self.bytes(from + done, piece);
             memory.copy_in(offset + done, piece)
@@ -53,7 +56,7 @@ impl Pattern {
     ///
     /// # Errors
     /// If that is not inside.
-    pub(super) fn differs(self, ranges: &[Range], memory: &Memory, offset: usize) -> Result<Option<usize>, MemoryError> {
+    pub(crate) fn differs(self, ranges: &[Range], memory: &Memory, offset: usize) -> Result<Option<usize>, MemoryError> {
         let (mut at, mut first, mut there) = (offset, None, vec![0; PIECE]);
         for range in ranges {
             let (from, len) = (range.offset as usize, range.length as usize);

@@ -12,7 +12,7 @@ use lease_proto::{
 };
 use serde_json::{Value, json};
 
-use super::{Command, Engine, EngineError, Filling, hex, numbered, transport_error, unhex};
+use super::{Command, Engine, EngineError, Filling, hex, numbered, rank::FLUSH, transport_error, unhex};
 
 /// How long a message may be refused because too many are in flight: an end to hanging, by the machine's own clock.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);
@@ -26,11 +26,11 @@ impl<T: Data<Memory = Memory>> Engine<T> {
             Command::Metadata => Ok(self.raw_metadata()),
             Command::Connect { metadata } => self.raw_connect(&metadata),
             Command::Cancel { ticket } => {
-                self.transport.cancel(Ticket(ticket));
+                self.rank.transport.cancel(Ticket(ticket));
                 Ok(json!({}))
             }
             Command::Disconnect { peer } => {
-                self.transport.disconnect(PeerId(peer));
+                self.rank.transport.disconnect(PeerId(peer));
                 Ok(json!({}))
             }
             Command::Notify { peer, filling } => self.raw_notify(peer, &filling),
@@ -42,7 +42,7 @@ impl<T: Data<Memory = Memory>> Engine<T> {
 
     /// How to connect here, and what the transport states about itself.
     fn raw_metadata(&self) -> Value {
-        let states = self.transport.capabilities();
+        let states = self.rank.transport.capabilities();
         let dead_peer = match states.dead_peer {
             DeadPeer::Never => "never".to_owned(),
             DeadPeer::Within(time) => time.to_string(),
@@ -53,12 +53,16 @@ impl<T: Data<Memory = Memory>> Engine<T> {
             Reads::OwnerServed => "served",
         };
         json!({
-            "metadata": hex(&self.frame),
+            "metadata": hex(&self.rank.frame),
             "max": states.max_notification,
             "ordered": states.ordered,
             "dead_peer": dead_peer,
             "reads": reads,
             "fence": states.fence,
+            "answered": states.answered,
+            "holds_back": states.holds_back,
+            "reads_need_owner": states.reads_need_owner,
+            "late_read_is_safe": states.late_read_is_safe,
         })
     }
 
@@ -68,7 +72,7 @@ impl<T: Data<Memory = Memory>> Engine<T> {
             Ok(frame) => frame,
             Err(error) => return Ok(json!({"result": "invalid", "detail": error.to_string()})),
         };
-        match self.transport.connect(frame) {
+        match self.rank.transport.connect(frame) {
             Ok(ticket) => Ok(json!({"result": "ok", "ticket": ticket.0})),
             Err(error) => Ok(refused(&error)),
         }
@@ -79,36 +83,36 @@ impl<T: Data<Memory = Memory>> Engine<T> {
             Filling::Hex(text) => unhex(text).ok_or_else(|| EngineError::Invalid("expected hex".into()))?,
             Filling::Counting(length) => (0..*length).map(|at| at as u8).collect(),
         };
-        let result = self.transport.notify(PeerId(peer), &bytes).map_err(|error| error.kind().name());
-        self.transport.flush(super::FLUSH).map_err(transport_error)?;
+        let result = self.rank.transport.notify(PeerId(peer), &bytes).map_err(|error| error.kind().name());
+        self.rank.transport.flush(FLUSH).map_err(transport_error)?;
         Ok(json!({"result": result.err().unwrap_or("ok")}))
     }
 
     fn raw_notify_many(&mut self, peer: u64, count: u32, lengths: &[usize]) -> Result<Value, EngineError> {
         for (number, length) in (0..count).zip(lengths.iter().cycle()) {
             let (bytes, start) = (numbered(number, *length), std::time::Instant::now());
-            while let Err(error) = self.transport.notify(PeerId(peer), &bytes) {
+            while let Err(error) = self.rank.transport.notify(PeerId(peer), &bytes) {
                 if error.kind() != ErrorKind::WouldBlock || start.elapsed() > PATIENCE {
                     return Ok(json!({"result": error.kind().name(), "sent": number}));
                 }
-                self.transport.flush(super::FLUSH).map_err(transport_error)?;
+                self.rank.transport.flush(FLUSH).map_err(transport_error)?;
                 std::thread::yield_now(); // to who takes them in
             }
         }
-        self.transport.flush(super::FLUSH).map_err(transport_error)?;
+        self.rank.transport.flush(FLUSH).map_err(transport_error)?;
         Ok(json!({"result": "ok", "sent": count}))
     }
 
     fn raw_notify_until_held(&mut self, peer: u64, length: usize, most: usize) -> Result<Value, EngineError> {
         let (mut sent, mut flushes) = (0, 0);
         let result = loop {
-            match self.transport.notify(PeerId(peer), &numbered(sent, length)) {
+            match self.rank.transport.notify(PeerId(peer), &numbered(sent, length)) {
                 Ok(()) if (sent as usize + 1) * length > most => break "ok",
                 Ok(()) => (sent, flushes) = (sent + 1, 0),
                 Err(error) if error.kind() == ErrorKind::WouldBlock && flushes < FLUSHES => flushes += 1,
                 Err(error) => break error.kind().name(),
             }
-            self.transport.flush(super::FLUSH).map_err(transport_error)?;
+            self.rank.transport.flush(FLUSH).map_err(transport_error)?;
         };
         Ok(json!({"result": result, "sent": sent}))
     }
@@ -116,7 +120,7 @@ impl<T: Data<Memory = Memory>> Engine<T> {
     /// Tells what comes in, as it is.
     pub(super) fn raw_turn(&mut self) -> Result<Option<Duration>, EngineError> {
         loop {
-            let (event, more) = match self.transport.poll().map_err(transport_error)? {
+            let (event, more) = match self.rank.transport.poll().map_err(transport_error)? {
                 None => break,
                 Some(Incoming::Notification { bytes, .. }) => ("received", json!({"length": bytes.len(), "hex": hex(bytes)})),
                 Some(Incoming::Connected { ticket, peer }) => ("linked", json!({"ticket": ticket.0, "peer": peer.0})),
@@ -127,10 +131,10 @@ impl<T: Data<Memory = Memory>> Engine<T> {
                 Some(Incoming::ReadDone { read, result }) => ("landed", json!({"read": read.0, "result": landed(result)})),
                 Some(_) => continue,
             };
-            self.tell(event, more);
+            self.rank.tell(event, more);
         }
-        self.transport.flush(super::FLUSH).map_err(transport_error)?;
-        Ok(self.transport.next_timeout())
+        self.rank.transport.flush(FLUSH).map_err(transport_error)?;
+        Ok(self.rank.transport.next_timeout())
     }
 }
 

@@ -114,6 +114,7 @@ impl Flawed {
         }
         if flaw == Flaw::NeedsTheOwner {
             capabilities.reads = Reads::OneSided;
+            capabilities.reads_need_owner = false;
         }
         let (under_way, kept, current) = (HashMap::new(), Vec::new(), Vec::new());
         (Self { inner, flaw, capabilities, under_way, late: None, again: None, kept, current, first: None }, permits)

@@ -146,16 +146,21 @@ const LEASE: &[Row] = &[
 #[rustfmt::skip] // a table
 const DRIVE: &[Row] = &[
     (&["depth/borrowed/holder", "depth/borrowed/reader"], "the node is not driven by borrowed", Twist::says_no_way),
+    (&["depth/bytes/holder", "depth/bytes/reader"], "the node is not driven by bytes", Twist::says_no_way),
     (&["drive/thread/holder", "drive/thread/reader"], "the node is not driven by thread", Twist::says_no_way),
     (ALL_WAYS, "expected renewed", || Twist::lost("renewed")),
-    (ALL_WAYS, "expected confirmed", || Twist::lost("confirmed")),
+    (NATIVE_WAYS, "expected confirmed", || Twist::lost("confirmed")),
     (ALL_WAYS, "expected every byte", || Twist::says("read_landed", "matches", false)),
-    (ALL_WAYS, "expected valid", || Twist::says("read_done", "verdict", "unverified")),
+    (NATIVE_WAYS, "expected valid", || Twist::says("read_done", "verdict", "unverified")),
+    (&["depth/bytes/holder", "depth/bytes/reader"], "expected unverified", || Twist::says("read_done", "verdict", "expired")),
     (ALL_WAYS, "expected completed", || Twist::those("freed", |e| e["request"] == "b", |e| vec![with(e, "reason", "expired")])),
     (ALL_WAYS, "expected resolved", || Twist::lost("resolved")),
 ];
 
-const ALL_WAYS: &[&str] = &["depth/borrowed/holder", "depth/borrowed/reader", "drive/thread/holder", "drive/thread/reader"];
+#[rustfmt::skip] // a list
+const ALL_WAYS: &[&str] =
+    &["depth/bytes/holder", "depth/bytes/reader", "depth/borrowed/holder", "depth/borrowed/reader", "drive/thread/holder", "drive/thread/reader"];
+const NATIVE_WAYS: &[&str] = &["depth/borrowed/holder", "depth/borrowed/reader", "drive/thread/holder", "drive/thread/reader"];
 
 #[rustfmt::skip] // a table
 const FAULT: &[Row] = &[

@@ -58,7 +58,16 @@ fn killed_reading(bench: &mut Bench, wire: Wire) -> Result<(), Trouble> {
     if wire == Native {
         bench.wait(reader, "confirmed", |event| event["request"] == "a")?;
     }
-    reading(bench, holder, reader, Signal::Kill)?;
+    let states = bench.tell(holder, Command::Metadata)?;
+    match reading(bench, holder, reader, Signal::Kill) {
+        // UCX's own last words, and nothing that a transport on top of it could do.
+        Err(Trouble::Failed(why)) if states["late_read_is_safe"] == false && why.contains("Fatal: unexpected error") => {
+            return Err(Trouble::Skip(format!(
+                "the fabric ended the owner with its reader, which the transport states it may: {why}"
+            )));
+        }
+        read => read?,
+    }
     let (params, successor) = (grant(bench, holder, "b")?, bench.node("e", wire)?);
     track(bench, successor, &params)?;
     bench.wait(holder, "renewed", |event| event["request"] == "b")?;

@@ -117,6 +117,11 @@ impl Sides {
         Ok(event["result"].as_str().unwrap_or_default().to_owned())
     }
 
+    /// Whether a read may wait for an owner that stands still.
+    fn needs_owner(&self) -> bool {
+        self.states["reads_need_owner"] == true
+    }
+
     fn is_good(&self, result: &str) -> bool {
         self.states["reads"] == result
     }

@@ -61,7 +61,8 @@ fn parts(ranges: &[(u64, u64)]) -> Vec<Range> {
 
 impl<T: Data<Memory = Memory>> Engine<T> {
     pub(super) fn raw_memory(&mut self, command: Command) -> Result<Value, EngineError> {
-        let (transport, permits, incarnation) = (&mut self.transport, &self.ear.permits, self.ear.identity.incarnation);
+        let (transport, permits, incarnation) =
+            (&mut self.rank.transport, &self.rank.ear.permits, self.rank.ear.identity.incarnation);
         let regions = self.raw.as_mut().ok_or_else(|| EngineError::Invalid("expected a node that was started as raw".into()))?;
         match command {
             Command::Register { bytes, pattern, one_lease } => {

@@ -51,6 +51,8 @@ fn stopped(bench: &mut Bench) -> Result<(), Trouble> {
     if at.states["reads"] == "served" {
         let ends = told(bench, at.reader, "landed", "read", read)?;
         ensure(ends == 0, || "served by an owner that stands still".into())?;
+    }
+    if at.needs_owner() {
         bench.signal(at.owner, Signal::Continue)?;
     }
     let result = at.either(bench, read, &fetch)?;
@@ -72,6 +74,9 @@ fn disconnected(bench: &mut Bench) -> Result<(), Trouble> {
     bench.signal(at.owner, Signal::Stop)?; // so that it is not over before
     let read = at.start(bench, &fetch)?;
     bench.tell(at.reader, Command::Disconnect { peer: at.peer })?;
+    if at.states["reads"] != "served" && at.needs_owner() {
+        bench.signal(at.owner, Signal::Continue)?; // nobody else can end it
+    }
     let result = at.either(bench, read, &fetch)?;
     let served = at.states["reads"] == "served";
     ensure(!(served && at.is_good(&result)), || "served by an owner that stands still".into())?;

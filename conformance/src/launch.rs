@@ -1,0 +1,30 @@
+//! What must be in the environment of a process before its transport is loaded there. What the operator has set stays.
+
+use std::process::Command;
+
+use transport_nixl::{Machine, environment, find};
+
+/// Keeps UCX, ours and NIXL's own, from taking SIGHUP, and from writing to standard output, which is ours.
+const QUIET: [(&str, &str); 3] = [("UCX_DEBUG_SIGNO", "0"), ("UCX_LOG_LEVEL", "fatal"), ("UCX_WARN_UNUSED_ENV_VARS", "n")];
+
+/// What NIXL leaves to UCX's own default: 20 s without a word from a dead peer are longer than many a lease.
+const NIXL: [(&str, &str); 1] = [("UCX_KEEPALIVE_INTERVAL", "1s")];
+
+/// The ways of NIXL's UCX backend. NIXL wants connections that report a dead peer, which shared memory takes only if told.
+const WAYS: [(&str, &[(&str, &str)]); 2] =
+    [("tcp", &[("UCX_TLS", "tcp")]), ("shm", &[("UCX_TLS", "shm"), ("UCX_MM_ERROR_HANDLING", "y")])];
+
+/// Prepares a process that will load this transport, on this way of it, which comes before what the operator has set.
+pub(crate) fn prepare<'c>(command: &'c mut Command, transport: &str, lane: Option<&str>) -> &'c mut Command {
+    let unset = |(name, _): &(&str, &str)| std::env::var_os(name).is_none();
+    command.envs(QUIET.into_iter().filter(unset));
+    if transport == "nixl" {
+        command.envs(NIXL.into_iter().filter(unset));
+        // Where there is no NIXL the process says so itself.
+        let machine = Machine::this();
+        command.envs(find(&machine).map(|nixl| environment(&machine, &nixl)).unwrap_or_default());
+        let way = lane.and_then(|lane| lane.rsplit_once('/')).map(|(_, way)| way);
+        command.envs(WAYS.into_iter().filter(|(name, _)| way == Some(*name)).flat_map(|(_, settings)| settings.to_vec()));
+    }
+    command
+}

@@ -1,0 +1,174 @@
+//! What one rank of a decode instance reads of one rank of a prefill instance, by the layout that its metadata tells.
+//!
+//! With more ranks here than there, ranks share a rank's blocks, each its slice of each: heads are the outer part of a block. With
+//! fewer, a rank reads whole blocks of several ranks.
+
+use lease_proto::transport::Range;
+use transport_nixl::side_channel::{AgentMetadata, LayoutError};
+
+/// Most bytes of a request that one rank reads.
+pub(super) const MOST_BYTES: u64 = 1 << 30;
+/// Layouts whose blocks are contiguous and hold one head after the other.
+const BY_HEAD: [&str; 2] = ["LBHNC", "BLHNC"];
+
+/// Which part of each block is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slice {
+    pub(super) index: u64,
+    /// How many there are.
+    pub(super) of: u64,
+    /// The engines have as many ranks each, so that no block is cut or put together.
+    pub(super) same_tp: bool,
+}
+
+/// The blocks of one region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) region: usize,
+    /// In that region.
+    pub(super) from: Vec<Range>,
+    /// In the row of bytes that the request has in it.
+    pub(super) row: Vec<Range>,
+    pub(super) bytes: u64,
+}
+
+/// Metadata that does not fit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Misfit {
+    #[error("the peer registered no region")]
+    NoRegions,
+    #[error("the peer's memory is {0:?}, expected DRAM")]
+    Memory(String),
+    #[error("the peer's blocks have {0:?}, expected one tensor parallel rank's own: no dcp, pcp, or kernel blocks within blocks")]
+    Parallel(&'static str),
+    #[error(
+        "the peer's layout is {0:?}: with another number of ranks here, expected LBHNC or BLHNC, where a block holds one head after the other"
+    )]
+    Layout(String),
+    #[error("blocks of {len} bytes in region {region} cannot be shared by {of} ranks")]
+    Slices { region: usize, len: u64, of: u64 },
+    #[error("{0}")]
+    Block(#[from] LayoutError),
+    #[error("the request has more than {MOST_BYTES} bytes for one rank")]
+    TooLarge,
+}
+
+/// The parts of all regions, in their order.
+pub(super) fn plan(metadata: &AgentMetadata, blocks: &[u64], slice: Slice) -> Result<Vec<Part>, Misfit> {
+    fits(metadata, slice)?;
+    let mut bytes = 0u64;
+    (0..metadata.regions())
+        .map(|region| {
+            let part = part(metadata, region, blocks, slice)?;
+            bytes = bytes.saturating_add(part.bytes);
+            if bytes > MOST_BYTES { Err(Misfit::TooLarge) } else { Ok(part) }
+        })
+        .collect()
+}
+
+fn fits(metadata: &AgentMetadata, slice: Slice) -> Result<(), Misfit> {
+    if metadata.regions() == 0 {
+        return Err(Misfit::NoRegions);
+    }
+    let types = metadata.region_mem_types.iter().flatten();
+    if let Some(other) = types.into_iter().find(|name| *name != "DRAM") {
+        return Err(Misfit::Memory(other.chars().take(40).collect()));
+    }
+    for (size, name) in [
+        (metadata.dcp_size, "a decode context parallel size"),
+        (metadata.pcp_size, "a prefill context parallel size"),
+        (metadata.physical_blocks_per_logical_kv_block, "kernel blocks"),
+    ] {
+        if size != 1 {
+            return Err(Misfit::Parallel(name));
+        }
+    }
+    if !slice.same_tp && !BY_HEAD.contains(&metadata.kv_cache_layout.as_str()) {
+        return Err(Misfit::Layout(metadata.kv_cache_layout.chars().take(40).collect()));
+    }
+    Ok(())
+}
+
+fn part(metadata: &AgentMetadata, region: usize, blocks: &[u64], slice: Slice) -> Result<Part, Misfit> {
+    let base = metadata.block(region, 0)?;
+    let of = slice.of.max(1);
+    let length = base.len.checked_div(of).filter(|length| length.checked_mul(of) == Some(base.len));
+    let length = length.filter(|length| *length > 0).ok_or(Misfit::Slices { region, len: base.len, of })?;
+    let bytes = (blocks.len() as u64).checked_mul(length).filter(|bytes| *bytes <= MOST_BYTES).ok_or(Misfit::TooLarge)?;
+    let skip = slice.index.saturating_mul(length);
+    let from = blocks.iter().map(|id| {
+        let offset = metadata.block(region, *id)?.address.saturating_sub(base.address).saturating_add(skip);
+        Ok(Range { offset, length })
+    });
+    let row = (0..blocks.len() as u64).map(|at| Range { offset: at.saturating_mul(base.len).saturating_add(skip), length });
+    Ok(Part { region, from: from.collect::<Result<_, Misfit>>()?, row: row.collect(), bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata() -> AgentMetadata {
+        AgentMetadata {
+            kv_caches_base_addr: vec![0x1000, 0x100_0000],
+            num_blocks: 8,
+            block_lens: vec![64, 32],
+            block_strides: vec![100, 32],
+            kv_cache_layout: "LBHNC".into(),
+            ..AgentMetadata::default()
+        }
+    }
+
+    const WHOLE: Slice = Slice { index: 0, of: 1, same_tp: true };
+
+    fn ranges(pairs: &[(u64, u64)]) -> Vec<Range> {
+        pairs.iter().map(|&(offset, length)| Range { offset, length }).collect()
+    }
+
+    #[test]
+    fn whole_blocks_lie_at_their_strides() {
+        let parts = plan(&metadata(), &[7, 0], WHOLE).unwrap();
+        assert_eq!(parts.len(), 2);
+        assert_eq!((parts[0].region, &parts[0].from), (0, &ranges(&[(700, 64), (0, 64)])));
+        assert_eq!((&parts[0].row, parts[0].bytes), (&ranges(&[(0, 64), (64, 64)]), 128));
+        assert_eq!((&parts[1].from, &parts[1].row), (&ranges(&[(224, 32), (0, 32)]), &ranges(&[(0, 32), (32, 32)])));
+    }
+
+    #[test]
+    fn ranks_that_share_a_block_read_it_all_and_nothing_twice() {
+        let mut seen = vec![0; 2 * 64];
+        for index in 0..4 {
+            let parts = plan(&metadata(), &[7, 3], Slice { index, of: 4, same_tp: false }).unwrap();
+            assert_eq!(parts[0].from, ranges(&[(700 + index * 16, 16), (300 + index * 16, 16)]));
+            for range in &parts[0].row {
+                seen[range.offset as usize..][..range.length as usize].iter_mut().for_each(|byte| *byte += 1);
+            }
+        }
+        assert!(seen.iter().all(|times| *times == 1));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told() {
+        let good = metadata();
+        let four = Slice { index: 0, of: 4, same_tp: false };
+        let none = AgentMetadata { kv_caches_base_addr: vec![], block_lens: vec![], block_strides: vec![], ..good.clone() };
+        assert_eq!(plan(&none, &[0], WHOLE), Err(Misfit::NoRegions));
+        assert!(matches!(plan(&good, &[8], WHOLE), Err(Misfit::Block(LayoutError::Block { got: 8, blocks: 8, region: 0 }))));
+        let vram = AgentMetadata { region_mem_types: Some(vec!["DRAM".into(), "VRAM".into()]), ..good.clone() };
+        assert_eq!(plan(&vram, &[0], WHOLE), Err(Misfit::Memory("VRAM".into())));
+        let odd = AgentMetadata { block_lens: vec![64, 30], ..good.clone() };
+        assert_eq!(plan(&odd, &[0], four), Err(Misfit::Slices { region: 1, len: 30, of: 4 }));
+        let by_token = AgentMetadata { kv_cache_layout: "LBNHC".into(), ..good.clone() };
+        assert_eq!(plan(&by_token, &[0], four), Err(Misfit::Layout("LBNHC".into())));
+        assert!(plan(&by_token, &[0], WHOLE).is_ok(), "nothing is cut");
+        for spoiled in [
+            AgentMetadata { dcp_size: 2, ..good.clone() },
+            AgentMetadata { pcp_size: 2, ..good.clone() },
+            AgentMetadata { physical_blocks_per_logical_kv_block: 4, ..good.clone() },
+        ] {
+            assert!(matches!(plan(&spoiled, &[0], WHOLE), Err(Misfit::Parallel(_))));
+        }
+        let huge = AgentMetadata { block_lens: vec![1 << 31, 32], block_strides: vec![1 << 31, 32], ..good };
+        assert_eq!(plan(&huge, &[0], WHOLE), Err(Misfit::TooLarge));
+    }
+}
