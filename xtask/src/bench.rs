@@ -1,20 +1,30 @@
 //! `cargo xtask bench`: fetches what the transport is measured against, once, and measures.
 
 use std::{
-    env, fs,
+    env,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use crate::{
-    Setup, Stop, set_up,
-    setup::is_there,
+    Setup, Stop,
+    fetch::Wheel,
+    set_up,
+    setup::{BUILD, Tool},
     steps::{Failed, Step, target_dir},
 };
 
-/// What pip installs, and nothing else: the wheel that has the `ucx_perftest` of the UCX that is built here.
-const WHEEL: &str = "libucx-cu12==1.22.0 --hash=sha256:5cbbef0c140a0a158ae3486089af659b38822b2234cd3dc90ba40a5e6553402a\n";
+/// The wheel that has the `ucx_perftest` of the UCX that is built here.
+const PERFTEST: Wheel = Wheel {
+    name: "libucx-cu12",
+    version: "1.22.0",
+    hashes: &["5cbbef0c140a0a158ae3486089af659b38822b2234cd3dc90ba40a5e6553402a"],
+    megabytes: 43,
+    python: &[],
+    files: &[PROGRAM],
+};
+const PROGRAM: &str = "libucx/bin/ucx_perftest";
 /// The machines that it is for.
 const MACHINE: &str = "x86_64";
 /// Where `kvlease bench` is told of another one.
@@ -22,10 +32,10 @@ const VARIABLE: &str = "KVLEASE_UCX_PERFTEST";
 
 /// Runs `kvlease bench ucx` in the user's own folder, and ends as it ends.
 pub(crate) fn bench(setup: &Setup, args: &[String]) -> Result<(), Stop> {
-    set_up(setup)?;
     let target = target_dir()?;
     let is_set = env::var_os(VARIABLE).is_some_and(|path| !path.is_empty());
-    let fetched = if is_set || !wants_perftest(args) { None } else { fetch(&target.join("perftest"))? };
+    let fetched = if is_set || !wants_perftest(args) { None } else { fetched(setup, &target.join("perftest"))? };
+    set_up(setup, &BUILD)?;
     Step::cargo("building the suite", "build --release -p conformance --features cli").run()?;
     let kvlease = target.join("release/kvlease");
     let mut command = Command::new(&kvlease);
@@ -38,34 +48,18 @@ fn wants_perftest(args: &[String]) -> bool {
     !args.iter().any(|arg| arg.starts_with("--perftest") || ["-h", "--help"].contains(&arg.as_str()))
 }
 
-/// Unpacks the wheel into `folder`, unless it is there; where the `ucx_perftest` lies, if there is one for this machine.
-fn fetch(folder: &Path) -> Result<Option<PathBuf>, Stop> {
-    let perftest = folder.join("libucx/bin/ucx_perftest");
-    if perftest.is_file() {
-        return Ok(Some(perftest));
-    }
+/// Where the `ucx_perftest` lies, if there is one for this machine; fetches it into `folder` unless it is there.
+fn fetched(setup: &Setup, folder: &Path) -> Result<Option<PathBuf>, Stop> {
     if env::consts::ARCH != MACHINE {
         eprintln!("xtask: the ucx_perftest that this fetches is for {MACHINE}: name another one of UCX 1.22 by {VARIABLE}");
         return Ok(None); // some metrics need none
     }
-    let tell = |what: &str| Stop::Tell(format!("{what}, or name a ucx_perftest of UCX 1.22 by {VARIABLE}"));
-    let pip = |what: &str| Step::new(what, "python3", ["-m", "pip"]);
-    if !(is_there("python3") && pip("looking for pip").args(["--version"]).succeeds()) {
-        return Err(tell("fetching ucx_perftest needs python3 with pip: install them"));
+    if !PERFTEST.is_in(folder) {
+        eprintln!("xtask: {PERFTEST} is missing and will be fetched, unless {VARIABLE} names a ucx_perftest of UCX 1.22");
+        set_up(setup, &[Tool::Pip])?;
+        PERFTEST.fetch(folder)?;
     }
-    let list = written(folder).map_err(|error| Stop::Tell(format!("{}: cannot be made: {error}", folder.display())))?;
-    let step = pip("fetching ucx_perftest (43 MB)").args(["install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
-    let step = step.args(["--only-binary", ":all:", "--upgrade", "--require-hashes", "--requirement"]).args([list]);
-    step.args(["--target"]).args([folder]).with("PIP_ROOT_USER_ACTION", "ignore").run()?;
-    Ok(Some(perftest))
-}
-
-/// The list that pip reads.
-fn written(folder: &Path) -> std::io::Result<PathBuf> {
-    fs::create_dir_all(folder)?;
-    let list = folder.join("requirements.txt");
-    fs::write(&list, WHEEL)?;
-    Ok(list)
+    Ok(Some(folder.join(PROGRAM)))
 }
 
 #[cfg(test)]

@@ -6,17 +6,25 @@
 //! compiler flags or have a workspace of their own (loom, fuzz, no_std) keep UCX out of their graph and build beside it.
 
 mod bench;
+mod bench_nixl;
+mod check;
+mod clang;
+mod fetch;
+mod nixl;
 mod setup;
 mod steps;
+mod versions;
 
 use std::{
     fs,
     os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use setup::{NEEDED, Packages, Plan, is_there, plan};
+use nixl::{Optional, Ready, Use};
+use setup::{Packages, Plan, Tool, is_there, listed, plan};
 use steps::{Failed, Step, root, target_dir};
 
 #[derive(Parser)]
@@ -31,7 +39,7 @@ enum Chore {
     /// Sets up what is missing, builds the suite and certifies the transports of this machine
     Certify {
         #[command(flatten)]
-        setup: Setup,
+        setup: Optional,
         /// Passed on to `kvlease certify`; see them with `cargo xtask certify -- --help`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
@@ -39,7 +47,7 @@ enum Chore {
     /// Sets up what is missing and runs all tests
     Test {
         #[command(flatten)]
-        setup: Setup,
+        setup: Optional,
         /// Only tests with this in their names
         name: Option<String>,
         /// Passed on to the test binaries, such as `-- --nocapture`
@@ -54,8 +62,34 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Sets up what is missing, fetches NIXL's Python API and measures notifications over NIXL against NIXL itself
+    BenchNixl {
+        #[command(flatten)]
+        setup: Setup,
+        /// Passed on to the benchmark, once per lane; see them with `cargo xtask bench-nixl -- --help`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Sets up what is missing and runs the suite against vLLM's own connector
+    Interop {
+        #[command(flatten)]
+        setup: Setup,
+        /// Passed on to `conformance/interop/run.py`; see them with `cargo xtask interop -- --help`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Sets up what is missing to build with NIXL and to load it
+    Nixl {
+        #[command(flatten)]
+        setup: Setup,
+    },
     /// Checks format, lints, docs and dependencies; every warning is an error
     Check {
+        #[command(flatten)]
+        setup: Optional,
+    },
+    /// Builds transport-nixl against the oldest and the newest nixl-sys
+    Versions {
         #[command(flatten)]
         setup: Setup,
     },
@@ -122,7 +156,11 @@ fn main() -> ExitCode {
         Chore::Certify { setup, args } => certify(&setup, &args),
         Chore::Test { setup, name, args } => test(&setup, name.as_deref(), &args),
         Chore::Bench { setup, args } => bench::bench(&setup, &args),
-        Chore::Check { setup } => check(&setup),
+        Chore::BenchNixl { setup, args } => bench_nixl::bench_nixl(&setup, &args),
+        Chore::Interop { setup, args } => interop(&setup, &args),
+        Chore::Nixl { setup } => nixl::nixl(&setup),
+        Chore::Check { setup } => check::check(&setup),
+        Chore::Versions { setup } => versions::versions(&setup),
         Chore::Loom => loom(),
         Chore::Broken => broken(),
         Chore::NoStd => no_std(),
@@ -137,9 +175,9 @@ fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Makes sure that a build can start.
-fn set_up(setup: &Setup) -> Result<(), Stop> {
-    let missing = || NEEDED.into_iter().filter(|program| !is_there(program)).collect::<Vec<_>>();
+/// Makes sure that these tools are there.
+fn set_up(setup: &Setup, tools: &[Tool]) -> Result<(), Stop> {
+    let missing = || tools.iter().copied().filter(|tool| !tool.is_there()).collect::<Vec<_>>();
     let is_root = || Step::new("asking for the user", "id", ["-u"]).output().is_ok_and(|id| id.trim() == "0");
     let before = missing();
     match plan(&before, Packages::of_this_machine(), is_root(), setup.install) {
@@ -147,34 +185,75 @@ fn set_up(setup: &Setup) -> Result<(), Stop> {
         Plan::Tell(text) => return Err(Stop::Tell(text)),
         Plan::Install(commands) => {
             let steps: Vec<_> = commands.iter().map(|line| Step::new("set-up", line[0], &line[1..])).collect();
-            eprintln!("xtask: missing {}, so this will run:", before.join(" and "));
+            eprintln!("xtask: missing {}, so this will run:", listed(&before));
             steps.iter().for_each(|step| eprintln!("xtask:   {step}"));
             steps.iter().try_for_each(Step::run)?;
         }
     }
     match missing().as_slice() {
         [] => Ok(()),
-        still => Err(Stop::Tell(format!("{} still missing after the set-up: install by hand", still.join(" and ")))),
+        still => Err(Stop::Tell(format!("{} still missing after the set-up: install by hand", listed(still)))),
     }
 }
 
 /// Runs `kvlease certify` in the user's own folder, and ends as it ends.
-fn certify(setup: &Setup, args: &[String]) -> Result<(), Stop> {
-    set_up(setup)?;
-    Step::cargo("building the suite", "build --release -p conformance --features cli").run()?;
-    let kvlease = target_dir()?.join("release/kvlease");
-    let error = Command::new(&kvlease).arg("certify").args(args).exec();
-    Err(Stop::Failed(Failed(format!("{} does not start: {error}", kvlease.display()))))
+fn certify(setup: &Optional, args: &[String]) -> Result<(), Stop> {
+    let kvlease = suite(nixl::set_up(setup, Use::Run)?.as_ref())?;
+    Err(ends_as(Command::new(kvlease).arg("certify").args(args)))
 }
 
-fn test(setup: &Setup, name: Option<&str>, args: &[String]) -> Result<(), Stop> {
-    set_up(setup)?;
-    for (what, line) in [
-        ("tests", "test --release --workspace --features conformance/cli,transport-ucx/borrowed-worker,transport-ucx/tokio"),
-        // Alone, so that no other crate turns on what it needs and does not ask for.
-        ("tests of lease-proto, alone with std", "test --release -p lease-proto --features std"),
-    ] {
-        Step::cargo(what, line).args(name).args((!args.is_empty()).then_some("--")).args(args).run()?;
+/// Runs what is in `conformance/interop` in the user's own folder, and ends as it ends.
+fn interop(setup: &Setup, args: &[String]) -> Result<(), Stop> {
+    let ready = nixl::required(setup, &[Tool::Pip, Tool::Venv], Use::Run)?;
+    let kvlease = suite(Some(&ready))?;
+    let (home, python) = connector()?;
+    let mut command = Command::new(python);
+    command.arg(root().join("conformance/interop/run.py")).arg("--home").arg(home).arg("--kvlease").arg(kvlease);
+    Err(ends_as(command.args(args)))
+}
+
+/// Fetches vLLM's connector, once; the folder, and the Python in it, which has NIXL.
+fn connector() -> Result<(PathBuf, PathBuf), Failed> {
+    let home = target_dir()?.join("interop");
+    let fetch = root().join("conformance/interop/fetch.py");
+    Step::new("fetching vLLM's connector", "python3", [fetch]).args([&home]).run()?;
+    let python = home.join("venv/bin/python");
+    Ok((home, python))
+}
+
+/// Builds the command `kvlease` with its peers; where it lies.
+fn suite(nixl: Option<&Ready>) -> Result<PathBuf, Failed> {
+    let step = Step::cargo("building the suite", "build --release -p conformance --features");
+    match nixl {
+        Some(ready) => step.args(["cli,nixl"]).with_all(&ready.build).run()?,
+        None => step.args(["cli"]).run()?,
+    }
+    Ok(target_dir()?.join("release/kvlease"))
+}
+
+/// Becomes that command; why it does not.
+fn ends_as(command: &mut Command) -> Stop {
+    let error = command.exec();
+    Stop::Failed(Failed(format!("{} does not start: {error}", Path::new(command.get_program()).display())))
+}
+
+fn test(setup: &Optional, name: Option<&str>, args: &[String]) -> Result<(), Stop> {
+    let ready = nixl::set_up(setup, Use::Run)?;
+    let workspace = "test --release --workspace --exclude transport-nixl --features conformance/cli,transport-ucx/borrowed-worker,\
+                     transport-ucx/tokio";
+    let mut steps = vec![
+        Step::cargo("tests", workspace).args(ready.iter().flat_map(|_| ["--features", "conformance/nixl"])),
+        // Alone, so that no other crate turns on what they need and do not ask for.
+        Step::cargo("tests of lease-proto, alone with std", "test --release -p lease-proto --features std"),
+        Step::cargo("tests of transport-nixl", "test --release -p transport-nixl --features side-channel"),
+    ];
+    if let Some(ready) = &ready {
+        steps = steps.into_iter().map(|step| step.with_all(&ready.build)).collect();
+        let line = "test --release -p transport-nixl --features nixl,borrowed-agent,side-channel";
+        steps.push(Step::cargo("tests of transport-nixl with NIXL", line).with_all(&ready.build).with_all(&ready.run));
+    }
+    for step in steps {
+        step.args(name).args((!args.is_empty()).then_some("--")).args(args).run()?;
     }
     for example in ["lease", "borrowed"] {
         let line = "run --release -p transport-ucx --features borrowed-worker --example";
@@ -189,38 +268,6 @@ fn test(setup: &Setup, name: Option<&str>, args: &[String]) -> Result<(), Stop> 
     loom()?;
     broken()?;
     no_std()
-}
-
-fn check(setup: &Setup) -> Result<(), Stop> {
-    set_up(setup)?;
-    Step::cargo("format", "fmt --all --check").run()?;
-    for (what, line) in [
-        ("lints", "clippy --release --workspace --all-targets --features transport-ucx/borrowed-worker,transport-ucx/tokio"),
-        ("lints of transport-ucx without features", "clippy --release -p transport-ucx --all-targets"),
-        ("lints of lease-proto without features", "clippy --release -p lease-proto"),
-        ("lints of the suite with its binaries", "clippy --release --all-targets -p conformance --features cli"),
-    ] {
-        Step::cargo(what, line).args(["--", "-D", "warnings"]).run()?;
-    }
-    let docs = Step::cargo(
-        "docs",
-        "doc --release --workspace --no-deps --features conformance/cli,transport-ucx/borrowed-worker,transport-ucx/tokio",
-    );
-    docs.with("RUSTDOCFLAGS", "-D warnings").run()?;
-    no_ucx()?;
-    no_std()
-}
-
-/// lease-proto is built under other flags for loom, fuzzing and no_std; with UCX in its graph each would compile UCX again.
-fn no_ucx() -> Result<(), Stop> {
-    let line = "tree -p lease-proto -p kvlease-fuzz --all-features --target all --prefix none";
-    let step = Step::cargo("looking for ucx-rs below lease-proto and fuzz", line);
-    match step.output()?.lines().any(|package| package.starts_with("ucx-rs ")) {
-        true => {
-            Err(Failed(format!("ucx-rs is below lease-proto or kvlease-fuzz, where it must not be; to see it:\n{step}")).into())
-        }
-        false => Ok(()),
-    }
 }
 
 fn loom() -> Result<(), Stop> {
@@ -289,8 +336,24 @@ mod tests {
     fn certify_passes_on_what_it_does_not_know() {
         let line = "xtask certify --install --transport ucx --json out.json";
         let Chore::Certify { setup, args } = Cli::parse_from(line.split(' ')).chore else { panic!("certify") };
-        assert!(setup.install);
+        assert!(setup.setup.install && !setup.no_nixl);
         assert_eq!(args, ["--transport", "ucx", "--json", "out.json"]);
+        let Chore::Certify { setup, args } = Cli::parse_from(["xtask", "certify", "--no-nixl", "--list"]).chore else {
+            panic!("certify")
+        };
+        assert_eq!((setup.no_nixl, args), (true, vec!["--list".to_owned()]));
+    }
+
+    #[test]
+    fn bench_nixl_passes_on_all_but_the_set_up() {
+        let line = "xtask bench-nixl --install --rounds 9 --json out.json";
+        let Chore::BenchNixl { setup, args } = Cli::parse_from(line.split(' ')).chore else { panic!("bench-nixl") };
+        assert!(setup.install);
+        assert_eq!(args, ["--rounds", "9", "--json", "out.json"]);
+        let Chore::BenchNixl { args, .. } = Cli::parse_from(["xtask", "bench-nixl", "--", "--help"]).chore else {
+            panic!("bench-nixl")
+        };
+        assert_eq!(args, ["--help"]);
     }
 
     #[test]

@@ -14,8 +14,11 @@ pub(crate) struct Step {
     what: String,
     program: OsString,
     args: Vec<OsString>,
-    variables: Vec<(&'static str, &'static str)>,
+    variables: Variables,
 }
+
+/// Environment variables and their values.
+pub(crate) type Variables = Vec<(&'static str, OsString)>;
 
 impl Step {
     /// `program` with `args`, announced as `what`.
@@ -35,8 +38,14 @@ impl Step {
     }
 
     /// With an environment variable.
-    pub(crate) fn with(mut self, name: &'static str, value: &'static str) -> Self {
-        self.variables.push((name, value));
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
+        self.variables.push((name, value.into()));
+        self
+    }
+
+    /// With these environment variables.
+    pub(crate) fn with_all(mut self, variables: &Variables) -> Self {
+        self.variables.extend_from_slice(variables);
         self
     }
 
@@ -66,6 +75,12 @@ impl Step {
         String::from_utf8(output.stdout).map_err(|error| failed(error.to_string()))
     }
 
+    /// What it prints, if it can run at all and succeeds.
+    pub(crate) fn printed(&self) -> Option<String> {
+        let output = self.command().stderr(Stdio::null()).output().ok().filter(|output| output.status.success())?;
+        String::from_utf8(output.stdout).ok()
+    }
+
     /// Whether it can run at all and succeeds.
     pub(crate) fn succeeds(&self) -> bool {
         self.command().stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
@@ -75,7 +90,7 @@ impl Step {
         // The very cargo that runs us, so that both compile with one compiler.
         let cargo = if self.program == "cargo" { env::var_os("CARGO") } else { None };
         let mut command = Command::new(cargo.unwrap_or_else(|| self.program.clone()));
-        command.args(&self.args).envs(self.variables.iter().copied()).current_dir(root());
+        command.args(&self.args).envs(self.variables.iter().map(|(name, value)| (name, value))).current_dir(root());
         command
     }
 }
@@ -83,12 +98,15 @@ impl Step {
 impl fmt::Display for Step {
     /// As a line for a shell in the workspace's root.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, value) in &self.variables {
-            write!(f, "{name}={} ", quoted(OsStr::new(value)))?;
-        }
+        f.write_str(&shown(&self.variables))?;
         write!(f, "{}", quoted(&self.program))?;
         self.args.iter().try_for_each(|arg| write!(f, " {}", quoted(arg)))
     }
+}
+
+/// As a shell sets them for one command, each with a space after it.
+pub(crate) fn shown(variables: &Variables) -> String {
+    variables.iter().map(|(name, value)| format!("{name}={} ", quoted(value))).collect()
 }
 
 fn quoted(word: &OsStr) -> String {
@@ -102,7 +120,8 @@ pub(crate) struct Failed(pub(crate) String);
 
 /// The workspace's root.
 pub(crate) fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask)
 }
 
 /// Where cargo puts what it builds here.
