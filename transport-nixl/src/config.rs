@@ -45,7 +45,7 @@ pub struct NixlConfig {
     pub max_pieces: usize,
     /// Regions that are known of one peer, at least 1; 4096 by default.
     pub max_regions: usize,
-    /// How long dropping the transport goes on moving what was accepted, at most 10 s; 100 ms by default. It takes so long only if
+    /// How long dropping the transport goes on moving what was accepted, at most 10 s; 500 ms by default: NIXL does not tell when it is sent. It takes so long only if
     /// something was sent or connected, or the transport made, less than that before, or a read is under way; and longer while NIXL loads
     /// a peer's metadata.
     pub close_timeout: Duration,
@@ -68,7 +68,7 @@ impl Default for NixlConfig {
             max_piece: 1 << 20,
             max_pieces: 16,
             max_regions: 4096,
-            close_timeout: Duration::from_millis(100),
+            close_timeout: Duration::from_millis(500),
         }
     }
 }

@@ -72,6 +72,7 @@
 //!   `NixlConfig::keep_known`.
 //! - **It promises no order**, and does not say who sent: the name in a notification is what its sender wrote. `from` is always `None`, and
 //!   there is no authentication: whoever reaches the worker may send, and over tcp, where UCX emulates reads, may read what it can address.
+//!   On vLLM's wire a completion that one agent repeats counts twice, therefore, as it does for vLLM.
 //! - **It trusts metadata.** UCX ends the process over an address that is none, and NIXL keeps half of metadata whose part about memory is damaged:
 //!   that agent is out of reach from then on. Frames guard against damage, not against who makes one, and what comes over vLLM's side channel has
 //!   none: let only processes of one owner be peers. Who presents a known agent's name with another life or other metadata ends the old connection.

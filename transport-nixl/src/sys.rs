@@ -220,17 +220,22 @@ fn why_not(backend: &str, agent: &nixl_sys::Agent) -> String {
     if !plugin.is_file() {
         let list = agent.get_available_plugins().ok();
         let count = list.as_ref().and_then(|list| list.len().ok()).unwrap_or(0);
-        let names: Vec<&str> = (0..count).filter_map(|at| list.as_ref()?.get(at).ok()).collect();
+        let names = (0..count).filter_map(|at| list.as_ref()?.get(at).ok());
+        let names: Vec<&str> = names.filter(|name| carries_notifications(name)).collect();
         return format!("{} is not there; there are {}", plugin.display(), names.join(", "));
     }
     // SAFETY: NIXL has just tried the same, and would run the same constructors if it could.
     match unsafe { libloading::Library::new(&plugin) } {
-        Err(error) => words(&error),
+        Err(error) => format!("its plugin does not load: {}", words(&error)),
         Ok(loaded) => {
             std::mem::forget(loaded); // not unloaded, as NIXL does not either
             "its plugin loads and does not start: it finds no device that it can use, or does not take a parameter".to_owned()
         }
     }
+}
+
+fn carries_notifications(name: &str) -> bool {
+    format!("nixl:{name}").parse().is_ok_and(|backend: crate::Backend| backend.for_heartbeats().is_ok())
 }
 
 /// The loader's own words, such as which library is missing.

@@ -1,6 +1,6 @@
 //! Depth 2: leases on the engine's own NIXL agent, beside whatever else the engine does with it.
 //!
-//! `cargo run --release -p transport-nixl --features borrowed-agent --example borrowed`, once `cargo xtask nixl` has told what NIXL
+//! `cargo run --release -p transport-nixl --features borrowed-agent --example borrowed_agent`, once `cargo xtask nixl` has told what NIXL
 //! needs here.
 
 use lease_proto::{
