@@ -21,27 +21,34 @@ class Child:
         with self.err.open("w") as err:
             err.write(" ".join(command) + "\n")
             err.flush()
+            # A byte that is no UTF-8 must not end the reader.
+            text = {"encoding": "utf-8", "errors": "replace"}
             self.process = subprocess.Popen(
-                command, stdin=stdin, stdout=subprocess.PIPE, stderr=err, text=True, env={**os.environ, **env}
+                command, stdin=stdin, stdout=subprocess.PIPE, stderr=err, env={**os.environ, **env}, **text
             )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self):
-        with self.out.open("w") as out:
-            for line in self.process.stdout:
-                out.write(line)
-                out.flush()
-                try:
-                    value = json.loads(line)
-                except ValueError:
-                    continue
-                with self.changed:
-                    if isinstance(value, dict):
-                        self.lines.append(value)
-                    self.changed.notify_all()
+        try:
+            with self.out.open("w", encoding="utf-8") as out:
+                for line in self.process.stdout:
+                    out.write(line)
+                    out.flush()
+                    self._hear(line)
+        finally:
+            with self.changed:
+                self.closed = True
+                self.changed.notify_all()
+
+    def _hear(self, line: str):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            return
         with self.changed:
-            self.closed = True
+            if isinstance(value, dict):
+                self.lines.append(value)
             self.changed.notify_all()
 
     def events(self, name: str, **fields) -> list[dict]:
@@ -49,6 +56,11 @@ class Child:
         with self.changed:
             lines = list(self.lines)
         return [e for e in lines if e.get("event") == name and all(e.get(k) == v for k, v in fields.items())]
+
+    def names(self) -> list[str]:
+        """Its events by name, in the order told."""
+        with self.changed:
+            return [e["event"] for e in self.lines if "event" in e]
 
     def params(self) -> list[dict]:
         with self.changed:

@@ -45,15 +45,18 @@ def main() -> int:
     home = Path(sys.argv[1]).absolute()
     packages, modules = digest(REQUIREMENTS.read_bytes()), digest("\n".join(sorted(REAL)).encode())
     steps = [
-        (home / "venv", venv, packages, "NIXL and seven small packages: 80 MB to download, 350 MB on disk"),
-        (home / f"vllm-{VERSION}", source, modules, "vLLM's source distribution: 47 MB to download, 1 MB kept"),
+        (home / "venv", venv, packages, starts, "NIXL and seven small packages: 80 MB to download, 350 MB on disk"),
+        (home / f"vllm-{VERSION}", source, modules, has_sources, "vLLM's source distribution: 47 MB to download, 1 MB kept"),
     ]
-    todo = [step for step in steps if not is_complete(step[0], step[2])]
-    for folder, _, mark, what in steps:
-        print(f"{'complete' if is_complete(folder, mark) else 'to do'}: {folder}: {what}", flush=True)
+    todo = []
+    for folder, make, mark, works, what in steps:
+        complete = is_complete(folder, mark) and works(folder)
+        print(f"{'complete' if complete else 'to do'}: {folder}: {what}", flush=True)
+        if not complete:
+            todo.append((folder, make, mark))
     try:
         home.mkdir(parents=True, exist_ok=True)
-        for folder, make, mark, _ in todo:
+        for folder, make, mark in todo:
             if folder.exists():
                 print(f"removing an incomplete or older {folder}", flush=True)
                 shutil.rmtree(folder)
@@ -71,6 +74,19 @@ def is_complete(folder: Path, mark: str) -> bool:
         return (folder / MARK).read_text() == mark
     except OSError:
         return False
+
+
+def starts(folder: Path) -> bool:
+    """Whether the Python of a virtual environment still runs: the one that it was made of may be gone."""
+    command = [str(folder / "bin" / "python"), "-c", "pass"]
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def has_sources(folder: Path) -> bool:
+    return all((folder / source_file(module)).is_file() for module in REAL)
 
 
 def venv(folder: Path):

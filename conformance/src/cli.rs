@@ -52,6 +52,9 @@ const NIXL: &str = "nixl, nixl:BACKEND such as nixl:UCX, nixl:UCX/tcp or nixl:UC
 
 /// A backend as NIXL spells it, and its way where it has several.
 fn nixl_lane(lane: &str) -> Result<String, String> {
+    if ["tcp", "shm"].contains(&lane) {
+        return Err(format!("{lane} is no backend of NIXL's but a way of its UCX: nixl:UCX/{lane}"));
+    }
     let (backend, way) = lane.split_once('/').map_or((lane, None), |(backend, way)| (backend, Some(way)));
     let backend: Backend = format!("nixl:{backend}").parse().map_err(|error: BackendError| error.to_string())?;
     let backend = backend.for_heartbeats().map_err(|error| error.to_string())?;
@@ -74,7 +77,7 @@ impl fmt::Display for TransportName {
 /// What both roles are told about themselves.
 #[derive(Args, Clone, Debug)]
 pub struct RoleArgs {
-    /// Transport: ucx, ucx:tcp, ucx:shm, nixl or nixl:BACKEND
+    /// Transport: ucx, ucx:tcp, ucx:shm, nixl, nixl:BACKEND, nixl:UCX/tcp or nixl:UCX/shm
     #[arg(long, default_value = "ucx")]
     pub transport: TransportName,
     /// Wire: native or vllm

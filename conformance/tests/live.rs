@@ -153,6 +153,27 @@ fn the_blocks_of_a_killed_reader_are_freed_at_the_first_poll_after_their_last_pr
 }
 
 #[test]
+fn requests_of_an_earlier_life_are_not_read_from_a_later_one() {
+    if !has_nixl() {
+        return;
+    }
+    let at = Stage::new();
+    let (mut first, file) = at.prefill(&[], &["a"]);
+    let params: Value = serde_json::from_str(fs::read_to_string(&file).unwrap().trim_end()).unwrap();
+    let address = format!("127.0.0.1:{}", params["kv_transfer_params"]["remote_port"]);
+    let decode = at.decode(&file, &["--hold", FOR_EVER]);
+    first.event("renewed", "a");
+    first.signal(Signal::KILL);
+    assert_eq!(first.end().code, None);
+    let args = ["prefill", "--listen", &address, "--engine-id", "p", "--lease", "30"];
+    let _second = Run::start(&mut kvlease(args.iter().chain(&VLLM).chain(&["--grant", "b"])));
+    let decode = decode.end();
+    assert_eq!(decode.code, Some(1), "{decode:?}");
+    assert_eq!(about(&decode, "not_read", "a")[0]["why"], "peer_restarted");
+    assert!(decode.events("read_landed").is_empty(), "{decode:?}");
+}
+
+#[test]
 fn blocks_that_are_not_the_requests_or_not_there_are_not_taken_for_read() {
     if !has_nixl() {
         return;

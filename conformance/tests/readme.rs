@@ -23,8 +23,9 @@ impl Terminal {
     fn open(role: &str, folder: &std::path::Path) -> Self {
         let shown = format!("target/release/kvlease {role} ");
         let line = README.lines().find(|line| line.starts_with(&shown)).expect("the README shows it");
-        // The README's twenty seconds are for people; longer than the lease is enough here.
+        // The README's twenty seconds are for people; longer than the lease is enough here. And its port may be taken.
         let line = line.replace("target/release/kvlease", env!("CARGO_BIN_EXE_kvlease")).replace("--hold 20", "--hold 7");
+        let line = line.replace("127.0.0.1:5600", "127.0.0.1:0");
         let mut shell = Command::new("bash");
         shell.args(["-c", &format!("set -o pipefail; {line}")]).current_dir(folder).stdout(Stdio::piped()).stderr(Stdio::piped());
         Self(shell.spawn().expect("bash is there"))
@@ -56,6 +57,25 @@ fn two_terminals_as_the_readme_shows_them() {
     let (code, first) = first.end();
     assert_eq!(code, Some(0), "{first}");
     assert_eq!(first.matches("\"reason\":\"completed\"").count(), 2, "{first}");
+}
+
+#[cfg(feature = "nixl")]
+#[test]
+fn a_peer_for_vllm_as_the_readme_shows_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = Terminal::open("prefill --transport nixl", folder.path());
+    let params = folder.path().join("vllm.jsonl");
+    let started = Instant::now();
+    while !std::fs::read_to_string(&params).is_ok_and(|text| text.contains("\"granted\"")) {
+        assert!(started.elapsed() < Duration::from_secs(60), "no parameters");
+        std::thread::yield_now();
+    }
+    let (code, second) = Terminal::open("decode --transport nixl", folder.path()).end();
+    assert_eq!(code, Some(0), "{second}");
+    assert!(second.contains("\"matches\":true") && second.contains("\"verdict\":\"unverified\""), "{second}");
+    let (code, first) = first.end();
+    assert_eq!(code, Some(0), "{first}");
+    assert!(first.contains("\"reason\":\"completed\""), "{first}");
 }
 
 #[test]

@@ -107,8 +107,9 @@ pub(crate) fn peer_executable(transport: &str) -> Result<PathBuf, String> {
     if path.is_file() {
         return Ok(path);
     }
-    Err(format!(
-        "{} is not there: build it with `cargo build --release -p conformance --features cli,{transport}`",
-        path.display()
-    ))
+    let how = match transport {
+        "nixl" => "`cargo xtask nixl` tells how to build it",
+        _ => "build it with `cargo build --release -p conformance --features cli,ucx`",
+    };
+    Err(format!("{} is not there: {how}", path.display()))
 }

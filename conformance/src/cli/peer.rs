@@ -173,6 +173,9 @@ fn run_prefill<T: Data<Memory = Memory>>(
     if let Some(live) = live.filter(|_| args.listen.is_some()) {
         return (live.prefill)(args);
     }
+    if live.is_some() && args.role.wire == Wire::Vllm {
+        remark("kvlease", "without --listen only kvlease can read these: vLLM needs --listen HOST:PORT");
+    }
     let setup = args.role.setup("prefill", Duration::from_secs(30), CAPACITY.max(args.grant.len()))?;
     let engine = start(setup, || open(args.role.transport.lane.as_deref()))?;
     prefill(engine, arm, args)

@@ -24,6 +24,16 @@ pub(crate) struct Ear {
     /// To be acted on once the machines are done: leases whose blocks are free, reads that are over.
     pub(crate) freed: Vec<Token>,
     pub(crate) landed: Vec<(ReadId, ReadOutcome)>,
+    /// Events that peers make at will and that were not told, as too many waited already.
+    pub(crate) untold: u64,
+}
+
+/// Events that wait to be told: one message may renew thousands of leases, or name as many that are unknown.
+const MOST_TOLD: usize = 10_000;
+
+/// Whether a peer can make any number of these.
+fn is_of_peers(event: &Event<'_>) -> bool {
+    matches!(event, Event::Renewed { .. } | Event::Refused { .. } | Event::Rejected { .. } | Event::Foreign { .. })
 }
 
 impl Ear {
@@ -33,6 +43,14 @@ impl Ear {
             Event::Freed { token, .. } => self.freed.push(token),
             Event::ReadLanded { read, outcome } => self.landed.push((read, outcome)),
             _ => {}
+        }
+        if self.told.len() >= MOST_TOLD && is_of_peers(event) {
+            self.untold = self.untold.saturating_add(1);
+            return;
+        }
+        if self.told.is_empty() && self.untold > 0 {
+            let more = serde_json::json!({"events": std::mem::take(&mut self.untold)});
+            self.tell("untold", more, now);
         }
         self.told.extend(json::event(event, &self.identity, self.started, now));
     }

@@ -46,7 +46,7 @@ impl Listener {
         let payloads = Payloads::new();
         let server = Server::bind(host, port, payloads.clone(), ServerConfig::default());
         let server = server.map_err(|error| wrong(listen, &error.to_string()))?;
-        if server.address().ip().is_unspecified() {
+        if server.address().ip().to_canonical().is_unspecified() {
             return Err(wrong(listen, "readers connect to what is named here: name one address of this machine"));
         }
         Ok(Self { server, payloads, host: host.to_owned(), refused: [0; REFUSED.len()], told: None })

@@ -7,7 +7,9 @@ use lease_proto::transport::Range;
 use transport_nixl::side_channel::{AgentMetadata, LayoutError};
 
 /// Most bytes of a request that one rank reads.
-pub(super) const MOST_BYTES: u64 = 1 << 30;
+pub(super) const MOST_BYTES: u64 = 256 << 20;
+/// Most parts of it, each a block of a region: planning them takes the loop's own time.
+pub(super) const MOST_PARTS: usize = 1 << 18;
 /// Layouts whose blocks are contiguous and hold one head after the other.
 const BY_HEAD: [&str; 2] = ["LBHNC", "BLHNC"];
 
@@ -51,11 +53,16 @@ pub(super) enum Misfit {
     Block(#[from] LayoutError),
     #[error("the request has more than {MOST_BYTES} bytes for one rank")]
     TooLarge,
+    #[error("the request has more than {MOST_PARTS} blocks in all regions for one rank")]
+    TooManyParts,
 }
 
 /// The parts of all regions, in their order.
 pub(super) fn plan(metadata: &AgentMetadata, blocks: &[u64], slice: Slice) -> Result<Vec<Part>, Misfit> {
     fits(metadata, slice)?;
+    if metadata.regions().saturating_mul(blocks.len()) > MOST_PARTS {
+        return Err(Misfit::TooManyParts);
+    }
     let mut bytes = 0u64;
     (0..metadata.regions())
         .map(|region| {
@@ -170,5 +177,9 @@ mod tests {
         }
         let huge = AgentMetadata { block_lens: vec![1 << 31, 32], block_strides: vec![1 << 31, 32], ..good };
         assert_eq!(plan(&huge, &[0], WHOLE), Err(Misfit::TooLarge));
+        let tiny = AgentMetadata { block_lens: vec![1, 1], num_blocks: 1 << 20, ..metadata() };
+        let blocks = vec![0; MOST_PARTS / 2];
+        assert!(plan(&tiny, &blocks, WHOLE).is_ok());
+        assert_eq!(plan(&tiny, &[&blocks[..], &[0]].concat(), WHOLE), Err(Misfit::TooManyParts));
     }
 }

@@ -14,7 +14,7 @@ use transport_nixl::{NixlTransport, Region};
 
 use super::{
     params::Remote,
-    plan::{MOST_BYTES, Misfit, Part, Slice, plan},
+    plan::{MOST_BYTES, MOST_PARTS, Misfit, Part, Slice, plan},
     pool::row,
 };
 use crate::engine::{EngineError, pattern::Pattern, transport_error};
@@ -83,9 +83,13 @@ impl Reading {
         from: impl IntoIterator<Item = (u16, PeerId)>,
         slice: Slice,
     ) -> Result<Self, Cannot> {
-        let (mut parts, mut at) = (Vec::new(), 0u64);
+        let (mut parts, mut at, mut blocks) = (Vec::new(), 0u64, 0usize);
         for (rank, peer) in from {
             let handshake = transport.handshake(peer).ok_or(Cannot::Gone)?;
+            blocks = blocks.saturating_add(handshake.metadata.regions().saturating_mul(remote.blocks.len()));
+            if blocks > MOST_PARTS {
+                return Err(Cannot::Misfit(Misfit::TooManyParts));
+            }
             for part in plan(&handshake.metadata, &remote.blocks, slice).map_err(Cannot::Misfit)? {
                 let mut frame = vec![0; LARGEST_REGION + HEADER];
                 let length = transport.vllm_region(peer, part.region, &mut frame).map_err(|_| Cannot::Gone)?;
@@ -94,9 +98,9 @@ impl Reading {
                 at = at.saturating_add(part.bytes);
                 parts.push(Placed { part, peer, rank, frame, at: begin });
             }
-        }
-        if at > MOST_BYTES {
-            return Err(Cannot::Misfit(Misfit::TooLarge));
+            if at > MOST_BYTES {
+                return Err(Cannot::Misfit(Misfit::TooLarge));
+            }
         }
         let waiting = (0..parts.len()).collect();
         Ok(Self { handle, remote: remote.clone(), token, parts, waiting, under_way: BTreeSet::new(), failed: None })

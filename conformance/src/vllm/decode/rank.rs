@@ -1,6 +1,6 @@
 //! One rank of a decode instance: its requests, one read at a time, and its handshakes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lease_proto::{
     clock::VllmOffset,
@@ -59,8 +59,8 @@ pub(super) struct DecodeRank {
     /// When reads begin, and how long a peer may be gone.
     due: Instant,
     patience: Duration,
-    /// Peers by engine and rank that have shaken hands, and their engines' clocks.
-    met: BTreeMap<(String, u16), PeerId>,
+    /// Peers by engine and rank that have shaken hands, their agents, which no other life of them has, and their engines' clocks.
+    met: BTreeMap<(String, u16), (PeerId, String)>,
     clocks: BTreeMap<String, VllmOffset>,
 }
 
@@ -94,7 +94,7 @@ impl DecodeRank {
     pub(super) fn turn(&mut self, outcome: &mut Outcome) -> Result<Option<Duration>, EngineError> {
         let next = self.inner.turn()?;
         if self.inner.ear.told.iter().any(|event| matches!(event["event"].as_str(), Some("connected" | "peer_lost"))) {
-            self.look();
+            self.look(outcome);
         }
         for (read, landed) in std::mem::take(&mut self.inner.ear.landed) {
             if let Some(reading) = &mut self.reading {
@@ -193,22 +193,34 @@ impl DecodeRank {
     }
 
     /// Connections came or went: which requests can be read?
-    fn look(&mut self) {
+    fn look(&mut self, outcome: &mut Outcome) {
         let now = self.inner.now();
-        let mut greeted = Vec::new();
+        let (mut greeted, mut restarted) = (Vec::new(), BTreeSet::new());
         for Waiting { remote, handle, from, peers, .. } in &mut self.waiting {
             let connections: Vec<(u16, Option<PeerId>)> =
                 from.iter().map(|rank| (*rank, self.inner.reader.connection(*handle, *rank))).collect();
             for (rank, peer) in connections.iter().filter_map(|(rank, peer)| peer.map(|peer| (*rank, peer))) {
-                if self.met.insert((remote.engine.clone(), rank), peer) != Some(peer) {
-                    greeted.push((remote.engine.clone(), rank, peer));
+                let agent = self.inner.transport.agent_of(peer).unwrap_or_default().to_owned();
+                let key = (remote.engine.clone(), rank);
+                match self.met.insert(key, (peer, agent.clone())) {
+                    Some((before, _)) if before == peer => continue,
+                    // Its blocks are not those that these parameters name.
+                    Some((_, other)) if other != agent => drop(restarted.insert(remote.engine.clone())),
+                    _ => {}
                 }
+                greeted.push((remote.engine.clone(), rank, peer));
             }
             let all = connections.into_iter().map(|(_, peer)| peer).collect::<Option<Vec<PeerId>>>();
             *peers = all.ok_or(peers.as_ref().err().copied().unwrap_or(now));
         }
         for (engine, rank, peer) in greeted {
             self.greeted(&engine, rank, peer);
+        }
+        let of_it = |waiting: &Waiting| restarted.contains(&waiting.remote.engine);
+        let (lost, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting).into_iter().partition(of_it);
+        self.waiting = waiting;
+        for Waiting { remote, handle, .. } in lost {
+            self.give_back(handle, &remote.request.to_string(), "peer_restarted", outcome);
         }
     }
 
