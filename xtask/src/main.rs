@@ -255,6 +255,11 @@ fn test(setup: &Optional, name: Option<&str>, args: &[String]) -> Result<(), Sto
     for step in steps {
         step.args(name).args((!args.is_empty()).then_some("--")).args(args).run()?;
     }
+    for example in ready.iter().flat_map(|_| ["bytes", "borrowed_agent"]) {
+        let line = "run --release -p transport-nixl --features borrowed-agent --example";
+        let step = Step::cargo("an example", line).args([example]);
+        ready.iter().fold(step, |step, ready| step.with_all(&ready.build).with_all(&ready.run)).run()?;
+    }
     for example in ["lease", "borrowed"] {
         let line = "run --release -p transport-ucx --features borrowed-worker --example";
         Step::cargo("an example", line).args([example]).run()?;

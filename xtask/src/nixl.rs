@@ -132,7 +132,9 @@ pub(crate) fn nixl(setup: &Setup) -> Result<(), Stop> {
     let ready = required(setup, &[], Use::Run)?;
     println!("NIXL: {}", found(&target_dir()?.join("nixl"))?.library.display());
     println!("to build with it: {}cargo build --release -p conformance --features cli,nixl", shown(&ready.build));
-    println!("to start a process that loads it: {}…", shown(&ready.run));
+    println!("what that builds finds it and needs no more; for a program of your own, such as an example, all of it:");
+    let example = "cargo run --release -p transport-nixl --features borrowed-agent --example bytes";
+    println!("{}{}{example}", shown(&ready.build), shown(&ready.run));
     Ok(())
 }
 
