@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::Args;
-use transport_nixl::{Machine, Nixl, NotFound, Origin};
+use transport_nixl::{Machine, Nixl, NotFound, Origin, SETTING};
 
 use crate::{
     Setup, Stop, clang,
@@ -122,7 +122,13 @@ pub(crate) fn required(setup: &Setup, tools: &[Tool], use_: Use) -> Result<Ready
     let build = if fetches_libclang { with_libclang(&libclang)? } else { vec![] };
     let run = match use_ {
         Use::Build => vec![],
-        Use::Run => transport_nixl::environment(&machine(&folder), &found(&folder)?),
+        Use::Run => {
+            let nixl = found(&folder)?;
+            // Not every program lies where the fetched one is looked for: rustdoc's tests do not.
+            let folder_of_it = nixl.library.parent().unwrap_or(&folder).as_os_str().to_owned();
+            let named = (nixl.origin == Origin::Fetched).then_some((SETTING, folder_of_it));
+            named.into_iter().chain(transport_nixl::environment(&machine(&folder), &nixl)).collect()
+        }
     };
     Ok(Ready { build, run })
 }
