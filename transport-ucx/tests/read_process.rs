@@ -219,6 +219,10 @@ impl Served {
 
     /// Stops the other process with an answer to it under way that it does not take.
     fn stop_while_served(&mut self) {
+        // Not while it is being connected to: UCX would never report its death over shared memory.
+        for _ in 0..200_000 {
+            assert_eq!(poll(&mut self.owner), None);
+        }
         until("an answer to be under way", || {
             for _ in 0..100 {
                 assert_eq!(poll(&mut self.owner), None);
