@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpu_mem::{Kind, Memory};
 use lease_proto::{
-    frame::{Frame, HEADER},
+    frame::Frame,
     id::{Incarnation, Token},
     pieces::{Pieces, PiecesError},
     transport::{Data, PeerId, Range, ReadId},
@@ -42,16 +42,14 @@ impl Data for NixlTransport {
     fn export(&mut self, region: &Region, incarnation: Incarnation, out: &mut [u8]) -> Result<usize, NixlError> {
         let registered = self.regions.get(region).ok_or(NixlError::OtherTransport)?;
         let memory = &registered.memory;
-        let payload = RemoteRegion {
+        let exported = RemoteRegion {
             agent: &self.name,
             address: memory.ptr().as_ptr() as u64,
             length: memory.len() as u64,
             device: 0,
             metadata: &registered.metadata,
         };
-        let payload = payload.encode()?;
-        let (got, needed) = (out.len(), payload.len().saturating_add(HEADER));
-        Frame::encode(incarnation, &payload, out).map_err(|_| NixlError::Room { got, needed })
+        exported.frame(incarnation, out)
     }
 
     fn read(

@@ -11,7 +11,10 @@
 //! The frame around these bytes guards NIXL, which notices little damage: of 24 flipped bits it took 8 without a word, and UCX reads an
 //! address without knowing its length. The name of the agent is checked here too, since nixl-sys panics on one that is no UTF-8.
 
-use lease_proto::frame::Frame;
+use lease_proto::{
+    frame::{Frame, HEADER},
+    id::Incarnation,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::NixlError;
@@ -118,6 +121,13 @@ impl<'a> RemoteRegion<'a> {
         encode(REGION, self).map_err(|_| NixlError::Region("too long"))
     }
 
+    /// Writes its frame, and returns the length.
+    pub(crate) fn frame(&self, incarnation: Incarnation, out: &mut [u8]) -> Result<usize, NixlError> {
+        let payload = self.encode()?;
+        let (got, needed) = (out.len(), payload.len().saturating_add(HEADER));
+        Frame::encode(incarnation, &payload, out).map_err(|_| NixlError::Room { got, needed })
+    }
+
     pub(crate) fn decode(frame: Frame<'a>) -> Result<Self, NixlError> {
         let region: Self = decode(REGION, frame.payload()).map_err(NixlError::Region)?;
         let ends = region.address.checked_add(region.length).is_some() && region.length > 0;
@@ -137,8 +147,6 @@ pub(crate) fn agent_name(metadata: &[u8]) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use lease_proto::{frame::HEADER, id::Incarnation};
-
     use super::*;
 
     fn nixls(name: &[u8]) -> Vec<u8> {

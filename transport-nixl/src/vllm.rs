@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use lease_proto::{
-    frame::{Frame, HEADER},
+    frame::Frame,
     id::Incarnation,
     transport::{ErrorKind, PeerId, Ticket},
 };
@@ -81,16 +81,14 @@ impl NixlTransport {
         let last = last.and_then(|last| metadata.block(region, last).ok());
         let first = metadata.block(region, 0).ok();
         let (Some(first), Some(last)) = (first, last) else { return Err(NixlError::Region("no region of the handshake")) };
-        let payload = RemoteRegion {
+        let exported = RemoteRegion {
             agent: &known.agent,
             address: first.address,
             length: last.address.saturating_sub(first.address).saturating_add(last.len),
             device: u64::from(metadata.device_id),
             metadata: &[],
         };
-        let payload = payload.encode()?;
-        let (got, needed) = (out.len(), payload.len().saturating_add(HEADER));
-        Frame::encode(remote.incarnation, &payload, out).map_err(|_| NixlError::Room { got, needed })
+        exported.frame(remote.incarnation, out)
     }
 
     /// Begins a handshake, if these bytes ask for one.
