@@ -64,8 +64,11 @@
 //!   `Rejected` where nobody listens any more or no fabric is common to both, `PeerLost` where its death was noticed.
 //! - A connection carries notifications one way. The peer answers over one of its own, for which it needs this side's metadata.
 //! - A killed peer is reported within about the keepalive interval, over shared memory only once its parent has taken notice
-//!   (`waitpid`); a stopped one, one behind a cut link, or one that dies while it is being connected to over shared memory may never
-//!   be: the lease is the failure detector, and the caller's deadline.
+//!   (`waitpid`); a stopped one, or one behind a cut link, may never be: the lease is the failure detector, and the caller's deadline.
+//! - In shared memory all peers write into one queue of the receiver's. One that is stopped in the middle of that, or killed, holds
+//!   up all behind it until it goes on, or for good: to the receiver they are as silent as behind a cut link. The moment is short
+//!   (longest with the first 256 messages that a process writes, which touch new pages), and neither side can tell. Where peers on
+//!   one machine are killed and the others must go on, let them use `tcp` or a NIC.
 //! - A peer that drops its transport while its process lives is lost over tcp at once, and over shared memory never: UCX only looks
 //!   whether the process lives. Its next life says so, by its own handshake.
 //! - Disconnecting sends what was accepted. A peer that had connected back loses that connection, and notices with its next
