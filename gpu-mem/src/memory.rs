@@ -1,44 +1,141 @@
 //! The shared owner, and ranges that keep it alive.
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{
+    any::Any,
+    marker::PhantomData,
+    os::fd::OwnedFd,
+    ptr::NonNull,
+    sync::{Arc, Weak},
+};
 
-use crate::{HostSlab, MemoryError};
-
-/// What memory is, for a transport that treats kinds differently.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Kind {
-    /// Ordinary memory of the host.
-    Host,
-}
+use crate::{
+    Allocation, Context, HostSlab, Kind, MemoryError,
+    sys::{Place, cuda},
+};
 
 /// Memory that may be registered: an owner that is cheap to clone. The memory lives until the last clone is gone.
 ///
-/// Whoever uses [`Memory::ptr`] (a registration, a read in flight) must hold a clone as long as it does.
+/// Whoever uses the addresses of a [`Descriptor`] (a registration, a read in flight) must hold a clone as long as it does.
 #[derive(Clone, Debug)]
-pub struct Memory(Arc<HostSlab>);
+pub struct Memory(Arc<Owner>);
+
+#[derive(Debug)]
+struct Owner {
+    place: Place,
+    kind: Kind,
+    allocation: Allocation,
+    keeper: Keeper,
+}
+
+/// What frees it when it is dropped.
+#[derive(Debug)]
+pub(crate) enum Keeper {
+    Slab(HostSlab),
+    /// CUDA's driver, or whoever it was adopted from.
+    Other(#[expect(dead_code, reason = "kept, never looked at")] Box<dyn Any + Send + Sync>),
+}
 
 impl From<HostSlab> for Memory {
     fn from(slab: HostSlab) -> Self {
-        Self(Arc::new(slab))
+        Self::new(Place::Host(slab.words()), Kind::Host, Allocation::Plain, Keeper::Slab(slab))
     }
 }
 
-impl Memory {
-    /// Its first byte. Valid as long as this owner or a clone of it lives.
+/// What a transport tells its fabric about memory: where it is and what. Borrowed from the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor<'m> {
+    start: NonNull<u8>,
+    len: usize,
+    kind: Kind,
+    owner: PhantomData<&'m Memory>,
+}
+
+impl Descriptor<'_> {
+    /// Its first byte, which the host can only use where [`Kind::is_host`]. Valid as long as the owner or a clone of it lives.
     pub fn ptr(&self) -> NonNull<u8> {
-        self.0.ptr()
+        self.start
+    }
+
+    /// The same, as a number.
+    pub fn address(&self) -> u64 {
+        self.start.as_ptr() as u64
     }
 
     /// Its length in bytes, never 0.
     #[allow(clippy::len_without_is_empty)] // never empty
     pub fn len(&self) -> usize {
-        self.0.size()
+        self.len
     }
 
     /// What kind of memory it is.
     pub fn kind(&self) -> Kind {
-        Kind::Host
+        self.kind
+    }
+
+    /// The number of its device, as NIXL's and vLLM's metadata have it: 0 for host memory.
+    pub fn device_id(&self) -> u64 {
+        self.kind.device().unwrap_or(0).into()
+    }
+}
+
+impl Memory {
+    /// New memory of a kind, all zero. CUDA is asked for the first time here, for kinds that need it: that takes a while.
+    ///
+    /// # Errors
+    /// `ZeroSize`, `TooLarge`, `OutOfMemory`, `Refused`; `Unavailable` where this machine has no such memory; `Driver` and
+    /// `OtherMemory` if CUDA's driver fails, or gives other memory than was asked for.
+    pub fn allocate(kind: Kind, len: usize) -> Result<Self, MemoryError> {
+        match kind {
+            Kind::Host => HostSlab::new(len).map(Self::from),
+            Kind::Pinned => cuda::pinned(len),
+            Kind::Cuda { device } => cuda::device(device, len),
+        }
+    }
+
+    pub(crate) fn new(place: Place, kind: Kind, allocation: Allocation, keeper: Keeper) -> Self {
+        Self(Arc::new(Owner { place, kind, allocation, keeper }))
+    }
+
+    /// What a transport tells its fabric about it.
+    pub fn descriptor(&self) -> Descriptor<'_> {
+        Descriptor { start: self.0.place.start(), len: self.len(), kind: self.kind(), owner: PhantomData }
+    }
+
+    /// Its length in bytes, never 0.
+    #[allow(clippy::len_without_is_empty)] // never empty
+    pub fn len(&self) -> usize {
+        self.0.place.len()
+    }
+
+    /// What kind of memory it is.
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+
+    /// How it was allocated.
+    pub fn allocation(&self) -> Allocation {
+        self.0.allocation
+    }
+
+    /// What threads that touch it must enter; `None` for memory that needs nothing.
+    pub fn context(&self) -> Option<&Context> {
+        self.0.place.context()
+    }
+
+    /// Whether another process can map it by `cuIpcGetMemHandle`, which is what most fabrics do within a machine.
+    pub fn is_ipc_capable(&self) -> bool {
+        self.0.place.is_ipc_capable()
+    }
+
+    /// A file descriptor by which a network card's driver reaches a device's memory. Keep a clone of the memory until it is closed.
+    ///
+    /// Memory that was [`allocate`](Memory::allocate)d is exported to the end of its last page, which nobody else uses.
+    ///
+    /// # Errors
+    /// `NoDmaBuf` for other memory, and where the driver has none; `Misaligned` for adopted memory that is not whole pages;
+    /// `Driver`.
+    pub fn dma_buf(&self) -> Result<OwnedFd, MemoryError> {
+        self.0.place.dma_buf(self.kind())
     }
 
     /// The `len` bytes from `offset` on, as an owner too.
@@ -53,29 +150,46 @@ impl Memory {
     /// Copies `bytes` to where they shall lie, from `offset` on. Who reads at the same moment sees some old bytes and some new.
     ///
     /// # Errors
-    /// `OutOfRange` if not all of it is inside; then nothing is copied.
+    /// `OutOfRange` if not all of it is inside; then nothing is copied. `Driver` if CUDA's driver fails, for memory of a device.
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         inside(offset, bytes.len(), self.len())?;
-        self.0.store(offset, bytes);
-        Ok(())
+        self.0.place.store(offset, bytes)
     }
 
     /// Copies what lies from `offset` on to `out`. Who writes at the same moment makes it some old bytes and some new.
     ///
     /// # Errors
-    /// `OutOfRange` if not all of it is inside; then nothing is copied.
+    /// As [`copy_in`](Memory::copy_in).
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> Result<(), MemoryError> {
         inside(offset, out.len(), self.len())?;
-        self.0.load(offset, out);
-        Ok(())
+        self.0.place.load(offset, out)
+    }
+
+    /// Watches it, without keeping it.
+    pub fn watch(&self) -> Watch {
+        Watch(Arc::downgrade(&self.0))
     }
 
     /// The slab, if this is its last owner: then no registration and no operation is left that could touch it.
     ///
     /// # Errors
-    /// Gives the memory back unchanged while somebody else holds a clone or a range.
+    /// Gives the memory back unchanged while somebody else holds a clone or a range, and if it never was a slab.
     pub fn try_into_slab(self) -> Result<HostSlab, Self> {
-        Arc::try_unwrap(self.0).map_err(Self)
+        match Arc::try_unwrap(self.0).map_err(Self)? {
+            Owner { keeper: Keeper::Slab(slab), .. } => Ok(slab),
+            other => Err(Self(Arc::new(other))),
+        }
+    }
+}
+
+/// Knows memory without keeping it: tells whether an owner is left, and so when it has been given back.
+#[derive(Clone, Debug)]
+pub struct Watch(Weak<Owner>);
+
+impl Watch {
+    /// The memory, if somebody still holds it.
+    pub fn memory(&self) -> Option<Memory> {
+        self.0.upgrade().map(Memory)
     }
 }
 
@@ -104,15 +218,19 @@ impl MemoryRange {
         self.len
     }
 
-    /// Its first byte. Valid as long as this range, a clone of it or of its memory lives.
-    pub fn ptr(&self) -> NonNull<u8> {
-        self.memory.0.ptr_at(self.offset)
+    /// What a transport tells its fabric about it.
+    pub fn descriptor(&self) -> Descriptor<'_> {
+        let whole = self.memory.descriptor();
+        // Inside, so it does not wrap.
+        let at = whole.start.addr().checked_add(self.offset).unwrap_or(whole.start.addr());
+        let start = whole.start.with_addr(at);
+        Descriptor { start, len: self.len, ..whole }
     }
 
     /// As [`Memory::copy_in`]; `offset` counts from the start of this part.
     ///
     /// # Errors
-    /// `OutOfRange` if not all of it is inside this part.
+    /// As there; `OutOfRange` if not all of it is inside this part.
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         inside(offset, bytes.len(), self.len)?;
         self.memory.copy_in(self.offset + offset, bytes)
@@ -121,7 +239,7 @@ impl MemoryRange {
     /// As [`Memory::copy_out`]; `offset` counts from the start of this part.
     ///
     /// # Errors
-    /// `OutOfRange` if not all of it is inside this part.
+    /// As there; `OutOfRange` if not all of it is inside this part.
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> Result<(), MemoryError> {
         inside(offset, out.len(), self.len)?;
         self.memory.copy_out(self.offset + offset, out)
@@ -161,7 +279,7 @@ mod tests {
         for (offset, len) in [(0, 100), (99, 1), (40, 60)] {
             let range = memory.range(offset, len).unwrap();
             assert_eq!((range.offset(), range.len()), (offset, len));
-            assert_eq!(range.ptr().as_ptr() as usize, memory.ptr().as_ptr() as usize + offset);
+            assert_eq!(range.descriptor().address(), memory.descriptor().address() + offset as u64);
         }
         for (offset, len) in [(0, 101), (100, 1), (99, 2), (usize::MAX, 1), (1, usize::MAX)] {
             assert_eq!(memory.range(offset, len).unwrap_err(), MemoryError::OutOfRange { offset, len, of: 100 });
@@ -199,6 +317,16 @@ mod tests {
         let memory = range.memory().clone();
         drop(range);
         assert_eq!(memory.try_into_slab().unwrap()[3], 7);
+    }
+
+    #[test]
+    fn a_watch_keeps_nothing_and_tells_when_the_last_owner_is_gone() {
+        let memory = memory(10);
+        let (watch, range) = (memory.watch(), memory.range(3, 1).unwrap());
+        drop(memory);
+        assert_eq!(watch.memory().unwrap().len(), 10);
+        drop(range);
+        assert!(watch.memory().is_none());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpu_mem::{Kind, Memory};
+use gpu_mem::Memory;
 use lease_proto::{
     frame::Frame,
     id::{Incarnation, Token},
@@ -11,23 +11,22 @@ use lease_proto::{
 };
 
 use crate::{
-    NixlError, NixlTransport, Region,
+    NixlError, NixlTransport, Region, cuda,
     desk::{Job, What},
     metadata::RemoteRegion,
     peers::{Region as Knowledge, State},
     reads::Read,
 };
 
-/// Memory of `gpu-mem`. Registering it pins its pages where a fabric reads by itself; it waits for a connection that is being made, so
-/// register pools at the start.
+/// Memory of `gpu-mem`, the host's or a CUDA device's. Registering it pins its pages where a fabric reads by itself; it waits for a
+/// connection that is being made, so register pools at the start.
 impl Data for NixlTransport {
     type Memory = Memory;
     type Registration = Region;
 
     fn register(&mut self, memory: Memory) -> Result<Region, NixlError> {
-        let (kind, bytes, backend) = (kind_name(memory.kind()), memory.len(), self.config.backend.name().to_owned());
-        let registered =
-            self.with_agent(|agent| agent.register(&memory).map_err(|why| NixlError::Register { kind, bytes, backend, why }))?;
+        let backend = self.config.backend.clone();
+        let registered = self.with_agent(|agent| cuda::register(agent, &backend, &memory))?;
         Ok(self.regions.add(registered))
     }
 
@@ -44,9 +43,10 @@ impl Data for NixlTransport {
         let memory = &registered.memory;
         let exported = RemoteRegion {
             agent: &self.name,
-            address: memory.ptr().as_ptr() as u64,
+            address: memory.descriptor().address(),
             length: memory.len() as u64,
-            device: 0,
+            device: registered.place.device,
+            segment: registered.place.segment,
             metadata: &registered.metadata,
         };
         exported.frame(incarnation, out)
@@ -96,15 +96,8 @@ impl Data for NixlTransport {
         }
         debug_assert_eq!(remote.state, State::Known);
         let id = self.peers.number();
-        let read = Read::new(peer.0, agent, (needs, region.address, region.device), pieces, (into, at));
+        let read = Read::new(peer.0, agent, (needs, region.address, region.place()), pieces, (into, at));
         self.reads.begin(id, read);
         Ok(ReadId(id))
-    }
-}
-
-fn kind_name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Host => "host",
-        _ => "unknown",
     }
 }

@@ -7,7 +7,7 @@ use lease_proto::{
     transport::{Error, ErrorKind},
 };
 
-use crate::{BackendError, Missing, NotFound};
+use crate::{BackendError, Missing, NoCuda, NotFound};
 
 /// What became of a call, as far as NIXL tells: that a peer died, refused or was cancelled is all one to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +131,7 @@ pub enum NixlError {
     #[error("nixl does not register {kind} memory of {bytes} bytes with backend {backend}: it says {}", why.words())]
     Register {
         /// Its kind.
-        kind: &'static str,
+        kind: gpu_mem::Kind,
         /// How much.
         bytes: usize,
         /// The backend.
@@ -139,6 +139,19 @@ pub enum NixlError {
         /// What NIXL says.
         why: Failure,
     },
+    /// Memory of a CUDA device, which nobody here treats as such.
+    #[error("nixl does not register {kind} memory with backend {backend}: {why}")]
+    Cuda {
+        /// What the memory is.
+        kind: gpu_mem::Kind,
+        /// The backend.
+        backend: String,
+        /// Why not, and what to do.
+        why: NoCuda,
+    },
+    /// Memory, or its device, cannot be had.
+    #[error(transparent)]
+    Memory(#[from] gpu_mem::MemoryError),
     /// No room for what is exported.
     #[error("the buffer has {got} bytes, expected at least {needed}")]
     Room {
@@ -179,7 +192,7 @@ pub enum NixlError {
     #[error("no randomness on this system: {0}")]
     Randomness(String),
     /// A peer's region is in memory that this side cannot read from.
-    #[error("the peer's region is {got} memory, expected DRAM: this version reads host memory only")]
+    #[error("the peer's region is {got} memory, expected DRAM or VRAM: move it to the host or to a GPU there")]
     MemoryType {
         /// vLLM's word for it.
         got: String,
@@ -198,7 +211,9 @@ impl Error for NixlError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::NotFound(_) | Self::Environment(_) | Self::Load { .. } | Self::Backend { .. } => ErrorKind::Unavailable,
-            Self::NoNotifications(_) | Self::NoFence | Self::Waker | Self::MemoryType { .. } => ErrorKind::Unsupported,
+            Self::NoNotifications(_) | Self::NoFence | Self::Waker | Self::MemoryType { .. } | Self::Cuda { .. } => {
+                ErrorKind::Unsupported
+            }
             Self::Config { .. }
             | Self::NoSuchBackend { .. }
             | Self::Metadata(_)
@@ -216,7 +231,9 @@ impl Error for NixlError {
             Self::SideChannel(error) => error.kind(),
             Self::NotConnected => ErrorKind::NotConnected,
             Self::PeerLost => ErrorKind::PeerLost,
-            Self::Thread(_) | Self::Randomness(_) | Self::Register { .. } | Self::Call { .. } => ErrorKind::BackendFailed,
+            Self::Thread(_) | Self::Randomness(_) | Self::Register { .. } | Self::Memory(_) | Self::Call { .. } => {
+                ErrorKind::BackendFailed
+            }
         }
     }
 }

@@ -89,6 +89,26 @@
 //! READ: the completion is a notification of its own, sent once the read was seen to be over, and does not depend on a request that somebody
 //! still polls.
 //!
+//! # Memory of CUDA devices
+//! Built, and not yet certified on a device: what follows is what the sources of NIXL and UCX say, and what NIXL 1.5.1 does without one.
+//!
+//! - It is registered, read from and read into as NIXL's `VRAM`, under its device's number; a region says whether it is a device's, and so do
+//!   vLLM's. Pinned memory is the host's (`DRAM`).
+//! - **What is proven.** NIXL's UCX backend asks UCX what it found, and refuses what that takes for the host's. That this NIXL does so is
+//!   tried once, before the first such region is given out: a piece of the host's memory that is said to be a device's must be
+//!   refused. NIXL logs that as an error of its own ("VRAM memory is detected as host"), which is none. Where it is taken, as older versions
+//!   do, registering fails: `NixlError::Cuda`.
+//! - **What is not.** By which way UCX moves the bytes, and that it is the device that was named. The capability `cuda` says only that
+//!   NIXL's UCX has its module for CUDA in this process and that `UCX_TLS` does not leave it out; of other backends it says nothing, and
+//!   registering is the only test.
+//! - What it takes: NVIDIA's driver, and a NIXL whose UCX knows CUDA, as the Python wheels `nixl-cu12` and `nixl-cu13` bring.
+//!   A registration that fails names what is missing (`NoCuda`).
+//! - Its CUDA context is current wherever this transport calls NIXL, on the thread for slow calls too, from the first registration of
+//!   such memory on, for two calls of the driver each time; where all memory is the host's this costs nothing. Of several devices it is the
+//!   first one's, but each one's own where its memory is registered: since 1.19 UCX finds the device of each buffer, and makes its primary
+//!   context current by itself. NIXL's own progress thread (`progress`) relies on that, too.
+//! - Memory that was not allocated in one piece is registered with a warning: fabrics may not reach it by themselves.
+//!
 //! # Backends
 //! UCX, LIBFABRIC, UCCL, Mooncake and GPUNETIO carry notifications; POSIX, OBJ, GDS, GDS_MT, HF3FS, GUSLI, AZURE_BLOB and INFINIA do not and
 //! are refused by name. A backend whose plugin does not load is `Unavailable` with what the loader misses. Certified here is UCX over tcp and shared
@@ -106,6 +126,8 @@ mod borrow;
 mod config;
 #[cfg(feature = "nixl")]
 mod control;
+#[cfg(feature = "nixl")]
+mod cuda;
 #[cfg(feature = "nixl")]
 mod data;
 #[cfg(feature = "nixl")]
@@ -136,6 +158,8 @@ mod vllm;
 pub use backend::{Backend, BackendError, Notifications};
 #[cfg(feature = "nixl")]
 pub use config::NixlConfig;
+#[cfg(feature = "nixl")]
+pub use cuda::NoCuda;
 #[cfg(feature = "nixl")]
 pub use error::{Failure, NixlError};
 pub use find::{LIBRARY, Machine, Missing, Nixl, NotFound, Origin, SETTING, check, environment, find};

@@ -4,13 +4,14 @@
 //! offset  size  field
 //!      0     4  "nixl"
 //!      4     1  version of what follows, 1
-//!      5     1  0 for an agent, 1 for a region, 2 for a side channel
+//!      5     1  0 for an agent, 1 for a region of the host's memory, 2 for a side channel, 3 for a region of a device's memory
 //!      6        postcard body
 //! ```
 //!
 //! The frame around these bytes guards NIXL, which notices little damage: of 24 flipped bits it took 8 without a word, and UCX reads an
 //! address without knowing its length. The name of the agent is checked here too, since nixl-sys panics on one that is no UTF-8.
 
+use gpu_mem::{Kind, Memory};
 use lease_proto::{
     frame::{Frame, HEADER},
     id::Incarnation,
@@ -25,6 +26,7 @@ const AGENT: u8 = 0;
 const REGION: u8 = 1;
 #[cfg(feature = "side-channel")]
 const SIDE_CHANNEL: u8 = 2;
+const DEVICE_REGION: u8 = 3;
 /// Bytes of an agent's name: more than anybody uses.
 const LONGEST_NAME: usize = 255;
 
@@ -48,6 +50,40 @@ pub(crate) struct Channel<'a> {
     pub(crate) tp: u32,
 }
 
+/// What NIXL takes memory for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Segment {
+    /// The host's.
+    #[default]
+    Dram,
+    /// A device's.
+    Vram,
+}
+
+/// Which memory an address is of, as NIXL tells it apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) segment: Segment,
+    /// NIXL's number of the device, which is CUDA's in the process that registers it.
+    pub(crate) device: u64,
+}
+
+impl Place {
+    /// Nothing for a kind that this transport does not know.
+    pub(crate) fn of(memory: &Memory) -> Option<Self> {
+        Self::named(memory.kind())
+    }
+
+    fn named(kind: Kind) -> Option<Self> {
+        match kind {
+            // What CUDA has page-locked is the host's all the same.
+            Kind::Host | Kind::Pinned => Some(Self { segment: Segment::Dram, device: 0 }),
+            Kind::Cuda { device } => Some(Self { segment: Segment::Vram, device: device.into() }),
+            _ => None,
+        }
+    }
+}
+
 /// A region of an agent's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RemoteRegion<'a> {
@@ -59,9 +95,14 @@ pub(crate) struct RemoteRegion<'a> {
     pub(crate) length: u64,
     /// NIXL's number of the device.
     pub(crate) device: u64,
+    /// In whose memory; said by the byte before the body.
+    #[serde(skip)]
+    pub(crate) segment: Segment,
     /// NIXL's own metadata about it; empty where it came with the agent's.
     pub(crate) metadata: &'a [u8],
 }
+
+const OTHER_KIND: &str = "of another kind";
 
 fn encode(kind: u8, body: &impl Serialize) -> Result<Vec<u8>, postcard::Error> {
     let [m0, m1, m2, m3] = MAGIC;
@@ -78,7 +119,7 @@ fn decode<'a, T: Deserialize<'a>>(kind: u8, bytes: &'a [u8]) -> Result<T, &'stat
         return Err("another version of this transport");
     }
     if is != kind {
-        return Err("of another kind");
+        return Err(OTHER_KIND);
     }
     match postcard::take_from_bytes(body) {
         Ok((value, [])) => Ok(value),
@@ -110,7 +151,7 @@ impl<'a> Channel<'a> {
     /// Nothing where the bytes are of another kind.
     pub(crate) fn decode(frame: Frame<'a>) -> Result<Option<Self>, NixlError> {
         match decode(SIDE_CHANNEL, frame.payload()) {
-            Err("of another kind") => Ok(None),
+            Err(OTHER_KIND) => Ok(None),
             decoded => decoded.map(Some).map_err(NixlError::Metadata),
         }
     }
@@ -118,7 +159,11 @@ impl<'a> Channel<'a> {
 
 impl<'a> RemoteRegion<'a> {
     pub(crate) fn encode(&self) -> Result<Vec<u8>, NixlError> {
-        encode(REGION, self).map_err(|_| NixlError::Region("too long"))
+        let kind = match self.segment {
+            Segment::Dram => REGION,
+            Segment::Vram => DEVICE_REGION,
+        };
+        encode(kind, self).map_err(|_| NixlError::Region("too long"))
     }
 
     /// Writes its frame, and returns the length.
@@ -129,10 +174,21 @@ impl<'a> RemoteRegion<'a> {
     }
 
     pub(crate) fn decode(frame: Frame<'a>) -> Result<Self, NixlError> {
-        let region: Self = decode(REGION, frame.payload()).map_err(NixlError::Region)?;
+        let (segment, region) = match decode::<Self>(REGION, frame.payload()) {
+            Err(OTHER_KIND) => (Segment::Vram, decode(DEVICE_REGION, frame.payload())),
+            region => (Segment::Dram, region),
+        };
+        let region = Self { segment, ..region.map_err(NixlError::Region)? };
         let ends = region.address.checked_add(region.length).is_some() && region.length > 0;
         let named = region.metadata.is_empty() || agent_name(region.metadata) == Some(region.agent);
         if ends && named { Ok(region) } else { Err(NixlError::Region("malformed")) }
+    }
+}
+
+impl RemoteRegion<'_> {
+    /// Which memory it is of.
+    pub(crate) fn place(&self) -> Place {
+        Place { segment: self.segment, device: self.device }
     }
 }
 
@@ -166,10 +222,42 @@ mod tests {
         let bytes = framed(&address.encode().unwrap());
         let back = Address::decode(Frame::decode(&bytes).unwrap()).unwrap();
         assert_eq!((back, back.agent().unwrap()), (address, "agent-1"));
-        for metadata in [metadata.as_slice(), b""] {
-            let region = RemoteRegion { agent: "agent-1", address: 4096, length: 100, device: 3, metadata };
+        for (metadata, segment) in [
+            (metadata.as_slice(), Segment::Dram),
+            (b"", Segment::Dram),
+            (metadata.as_slice(), Segment::Vram),
+            (b"", Segment::Vram),
+        ] {
+            let region = RemoteRegion { agent: "agent-1", address: 4096, length: 100, device: 3, segment, metadata };
             let bytes = framed(&region.encode().unwrap());
-            assert_eq!(RemoteRegion::decode(Frame::decode(&bytes).unwrap()).unwrap(), region);
+            let back = RemoteRegion::decode(Frame::decode(&bytes).unwrap()).unwrap();
+            assert_eq!((back, back.place()), (region, Place { segment, device: 3 }));
+        }
+    }
+
+    #[test]
+    fn each_kind_of_memory_has_its_place() {
+        let place = |segment, device| Some(Place { segment, device });
+        assert_eq!((Place::named(Kind::Host), Place::named(Kind::Pinned)), (place(Segment::Dram, 0), place(Segment::Dram, 0)));
+        assert_eq!(Place::named(Kind::Cuda { device: 5 }), place(Segment::Vram, 5));
+    }
+
+    #[test]
+    fn a_region_of_a_device_is_the_same_bytes_under_another_number() {
+        let metadata = nixls(b"a");
+        let region = RemoteRegion { agent: "a", address: 9, length: 1, device: 2, segment: Segment::Vram, metadata: &metadata };
+        let (device, host) = (region.encode().unwrap(), RemoteRegion { segment: Segment::Dram, ..region }.encode().unwrap());
+        // As it was before there were others: who knows only that one refuses the rest by its kind, and reads nothing wrong.
+        assert_eq!(host[..6], *b"nixl\x01\x01");
+        assert_eq!((&device[..5], device[5], &device[6..]), (&host[..5], 3, &host[6..]));
+        assert_eq!(decode::<RemoteRegion<'_>>(REGION, &device), Err(OTHER_KIND));
+        let decode = |payload: &[u8]| RemoteRegion::decode(Frame::decode(&framed(payload)).unwrap()).map(|region| region.segment);
+        assert!((0..device.len()).all(|cut| decode(&device[..cut]).is_err()));
+        assert!(decode(&[&device[..], b"!"].concat()).is_err());
+        for kind in (0..=u8::MAX).filter(|kind| ![REGION, DEVICE_REGION].contains(kind)) {
+            let mut other = device.clone();
+            other[5] = kind;
+            assert_eq!(decode(&other), Err(NixlError::Region(OTHER_KIND)), "{kind}");
         }
     }
 
@@ -190,12 +278,14 @@ mod tests {
     #[test]
     fn a_region_that_cannot_be_is_refused() {
         let metadata = nixls(b"a");
-        let good = RemoteRegion { agent: "a", address: 1, length: 1, device: 0, metadata: &metadata };
+        let good = RemoteRegion { agent: "a", address: 1, length: 1, device: 0, segment: Segment::Dram, metadata: &metadata };
         let bad = [
             RemoteRegion { length: 0, ..good },
             RemoteRegion { address: u64::MAX, ..good },
             RemoteRegion { agent: "b", ..good },
             RemoteRegion { metadata: b"junk", ..good },
+            RemoteRegion { length: 0, segment: Segment::Vram, ..good },
+            RemoteRegion { metadata: b"junk", segment: Segment::Vram, ..good },
         ];
         for region in bad {
             let bytes = framed(&region.encode().unwrap());

@@ -12,6 +12,7 @@ use lease_proto::{
 
 use crate::{
     Failure, NixlConfig,
+    metadata::Place,
     sys::{Agent, Registered, Transfer},
 };
 
@@ -26,7 +27,8 @@ pub(crate) struct Read {
     pub(crate) needs: Option<Arc<[u8]>>,
     /// Where the region begins in the peer's memory.
     pub(crate) address: u64,
-    pub(crate) device: u64,
+    /// In which memory of the peer's.
+    pub(crate) from: Place,
     pub(crate) pieces: Pieces,
     pub(crate) into: Arc<Registered>,
     pub(crate) at: usize,
@@ -63,12 +65,12 @@ impl Read {
     pub(crate) fn new(
         peer: u64,
         agent: Arc<str>,
-        region: (Option<Arc<[u8]>>, u64, u64),
+        region: (Option<Arc<[u8]>>, u64, Place),
         pieces: Pieces,
         into: (Arc<Registered>, usize),
     ) -> Self {
-        let (needs, address, device) = region;
-        Self { peer, agent, needs, address, device, pieces, into: into.0, at: into.1, asked: 0, under_way: 0, failed: None }
+        let (needs, address, from) = region;
+        Self { peer, agent, needs, address, from, pieces, into: into.0, at: into.1, asked: 0, under_way: 0, failed: None }
     }
 
     fn is_over(&self) -> bool {
@@ -152,7 +154,7 @@ impl Reads {
             let address = read.address;
             let parts = read.pieces.parts(read.asked, length).map(|part| (address.saturating_add(part.offset), part.length));
             let at = read.at.saturating_add(read.asked as usize);
-            match agent.read(&read.agent, parts, read.device, &read.into, at) {
+            match agent.read(&read.agent, parts, read.from, &read.into, at) {
                 Ok(transfer) => {
                     read.asked = read.asked.saturating_add(length);
                     match transfer {

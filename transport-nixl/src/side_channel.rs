@@ -38,7 +38,7 @@
 //!         break outcome?;
 //!     }
 //! };
-//! assert_eq!(handshake.metadata.block(0, 2)?.address, (1 << 40) + 2 * 32768);
+//! assert_eq!(handshake.metadata.block(0, 2)?.start, (1 << 40) + 2 * 32768);
 //! # Ok(())
 //! # }
 //! # #[cfg(not(feature = "side-channel"))]
@@ -77,7 +77,7 @@ pub use client::{Client, ClientConfig, Compatibility, Handshake, HandshakeError,
 #[cfg(feature = "side-channel")]
 pub use clock::{Clock, perf_counter};
 pub use error::CodecError;
-pub use layout::{Block, LayoutError};
+pub use layout::LayoutError;
 pub use metadata::{AgentMetadata, MAX_BLOCKS, MAX_NAMES, MAX_REGIONS};
 pub use payload::{MAX_PAYLOAD, Payload};
 pub use request::{decode_request, decode_stamp, encode_request, encode_stamp};

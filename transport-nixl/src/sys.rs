@@ -4,20 +4,24 @@
 //! - A [`Registered`] and a [`Transfer`] own the memory that NIXL works on, and let it go after NIXL did.
 //! - No name, list or map of NIXL's outlives the call that made it.
 
+mod registered;
+
 use std::{
-    cell::Cell,
+    cell::{Cell, OnceCell},
     error::Error as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
-use gpu_mem::{Kind, Memory};
-use nixl_sys::{
-    AgentConfig, MemType, NotificationMap, OptArgs, RegDescList, RegistrationHandle, XferDescList, XferOp, XferRequest,
-    XferStatus,
-};
+use gpu_mem::Entered;
+use nixl_sys::{AgentConfig, MemType, NotificationMap, OptArgs, RegDescList, XferDescList, XferOp, XferRequest, XferStatus};
 
-use crate::{Failure, NixlConfig, NixlError};
+pub(crate) use registered::Registered;
+
+use crate::{
+    Failure, NixlConfig, NixlError,
+    metadata::{Place, Segment},
+};
 
 /// Where NIXL looks for its plugins first; then it does beside its library.
 const PLUGINS: &str = "NIXL_PLUGIN_DIR";
@@ -59,6 +63,10 @@ pub(crate) struct Agent {
     named: Option<nixl_sys::Backend>,
     agent: nixl_sys::Agent,
     empty: Cell<Option<Empty>>,
+    /// The CUDA context of the first memory that was registered and has one.
+    cuda: OnceCell<gpu_mem::Context>,
+    /// Whether the backend refuses memory of the host that is said to be a device's, once that was tried.
+    tells_apart: OnceCell<bool>,
 }
 
 /// A map that was left empty by the last poll and will do for the next. One with notifications in it will not: NIXL adds to it, and
@@ -84,7 +92,7 @@ impl Agent {
             params.set(key, value).map_err(wrong)?;
         }
         agent.create_backend(backend, &params).map_err(unavailable)?;
-        Ok(Self { named: None, agent, empty: Cell::new(None) })
+        Ok(Self::with(None, agent))
     }
 
     /// The engine's own agent, which has this backend already.
@@ -92,7 +100,18 @@ impl Agent {
     pub(crate) fn borrow(agent: &nixl_sys::Agent, backend: &str) -> Result<Self, NixlError> {
         let named = agent.get_backend(backend);
         let named = named.ok_or_else(|| NixlError::NoSuchBackend { backend: backend.to_owned() })?;
-        Ok(Self { named: Some(named), agent: agent.clone(), empty: Cell::new(None) })
+        Ok(Self::with(Some(named), agent.clone()))
+    }
+
+    fn with(named: Option<nixl_sys::Backend>, agent: nixl_sys::Agent) -> Self {
+        Self { named, agent, empty: Cell::new(None), cuda: OnceCell::new(), tells_apart: OnceCell::new() }
+    }
+
+    /// Makes CUDA's context this thread's until what is returned is dropped, once memory of a device was registered; else that is a look
+    /// at one word. The first one is kept: the backend looks up the device of each buffer, and needs any one at all for the rest.
+    fn enter(&self) -> Option<Entered<'_>> {
+        // One that cannot be entered is of a device that is lost. What needs no device goes on.
+        self.cuda.get()?.enter().ok()
     }
 
     /// Its name.
@@ -121,6 +140,7 @@ impl Agent {
 
     /// Learns of a peer, or of more of its memory. `metadata` must name its agent in UTF-8. Slow.
     pub(crate) fn learn(&self, metadata: &[u8]) -> Result<(), Failure> {
+        let _entered = self.enter();
         self.agent.load_remote_md(metadata)?;
         Ok(())
     }
@@ -132,16 +152,19 @@ impl Agent {
 
     /// Forgets a peer. No transfer with it may be under way.
     pub(crate) fn forget(&self, agent: &str) -> Result<(), Failure> {
+        let _entered = self.enter();
         Ok(self.agent.invalidate_remote_md(agent)?)
     }
 
     /// Hands a notification to NIXL.
     pub(crate) fn notify(&self, agent: &str, bytes: &[u8]) -> Result<(), Failure> {
+        let _entered = self.enter();
         Ok(self.agent.send_notification(agent, bytes, self.named.as_ref())?)
     }
 
     /// Lets NIXL move, and gives every notification that came to `take`; nothing for those of a sender that cannot be asked for.
     pub(crate) fn notifications(&self, mut take: impl FnMut(Option<Vec<u8>>)) -> Result<(), Failure> {
+        let _entered = self.enter();
         let mut map = self.empty.take().map_or_else(NotificationMap::new, |Empty(map)| Ok(map))?;
         self.agent.get_notifications(&mut map, self.options()?.as_ref())?;
         if map.is_empty()? {
@@ -161,33 +184,25 @@ impl Agent {
         Ok(())
     }
 
-    /// Registers memory.
-    pub(crate) fn register(&self, memory: &Memory) -> Result<Registered, Failure> {
-        let region = Described { memory: memory.clone() };
-        let handle = self.agent.register_memory(&region, self.options()?.as_ref())?;
-        let mut described = RegDescList::new(kind(memory))?;
-        described.add_desc(address(memory), memory.len(), 0);
-        let metadata = self.agent.get_local_partial_md(&described, self.options()?.as_ref())?;
-        Ok(Registered { _handle: handle, metadata, memory: memory.clone() })
-    }
-
     /// Starts to read `parts`, each an address and a length in the peer's memory, one after the other into `into` from byte `at` on;
     /// `None` if that is over already.
     pub(crate) fn read(
         &self,
         peer: &str,
         parts: impl Iterator<Item = (u64, u64)>,
-        device: u64,
+        from: Place,
         into: &Arc<Registered>,
         at: usize,
     ) -> Result<Option<Transfer>, Failure> {
-        let (mut local, mut remote) = (XferDescList::new(kind(&into.memory))?, XferDescList::new(MemType::Dram)?);
-        let mut place = address(&into.memory).saturating_add(at);
+        let _entered = self.enter();
+        let to = into.place;
+        let (mut local, mut remote) = (XferDescList::new(to.segment.into())?, XferDescList::new(from.segment.into())?);
+        let mut place = into.address().saturating_add(at);
         for (address, length) in parts {
             let (address, length) = (usize::try_from(address), usize::try_from(length));
             let (Ok(address), Ok(length)) = (address, length) else { return Err(Failure::Invalid) };
-            local.add_desc(place, length, 0);
-            remote.add_desc(address, length, device);
+            local.add_desc(place, length, to.device);
+            remote.add_desc(address, length, from.device);
             place = place.saturating_add(length);
         }
         let options = self.options()?;
@@ -208,6 +223,7 @@ impl Agent {
     /// Lets a transfer move; whether it is over.
     pub(crate) fn is_over(&self, transfer: &Transfer) -> Result<bool, Failure> {
         let Some(request) = &transfer.request else { return Ok(true) };
+        let _entered = self.enter();
         Ok(self.agent.get_xfer_status(request)? == XferStatus::Success)
     }
 }
@@ -238,55 +254,18 @@ fn carries_notifications(name: &str) -> bool {
     format!("nixl:{name}").parse().is_ok_and(|backend: crate::Backend| backend.for_heartbeats().is_ok())
 }
 
+impl From<Segment> for MemType {
+    fn from(segment: Segment) -> Self {
+        match segment {
+            Segment::Dram => Self::Dram,
+            Segment::Vram => Self::Vram,
+        }
+    }
+}
+
 /// The loader's own words, such as which library is missing.
 fn words(error: &libloading::Error) -> String {
     error.source().unwrap_or(error).to_string()
-}
-
-fn kind(memory: &Memory) -> MemType {
-    match memory.kind() {
-        Kind::Host => MemType::Dram,
-        _ => MemType::Unknown,
-    }
-}
-
-fn address(memory: &Memory) -> usize {
-    memory.ptr().as_ptr() as usize
-}
-
-/// Memory as nixl-sys wants it described, while it is registered.
-#[derive(Debug)]
-struct Described {
-    memory: Memory,
-}
-
-impl nixl_sys::MemoryRegion for Described {
-    // SAFETY: the pointer is valid for the size below as long as the owner lives, which this holds.
-    unsafe fn as_ptr(&self) -> *const u8 {
-        self.memory.ptr().as_ptr()
-    }
-
-    fn size(&self) -> usize {
-        self.memory.len()
-    }
-}
-
-impl nixl_sys::NixlDescriptor for Described {
-    fn mem_type(&self) -> MemType {
-        kind(&self.memory)
-    }
-
-    fn device_id(&self) -> u64 {
-        0
-    }
-}
-
-/// Registered memory. Fields are dropped in this order: the registration ends before the memory may be given back.
-pub(crate) struct Registered {
-    _handle: RegistrationHandle,
-    /// What a peer has to learn to read it.
-    pub(crate) metadata: Vec<u8>,
-    pub(crate) memory: Memory,
 }
 
 /// A read that was begun. One that is dropped before it is over keeps its memory and NIXL its request for good: NIXL goes on writing

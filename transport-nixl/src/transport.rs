@@ -9,7 +9,7 @@ use std::{
 use lease_proto::transport::{Capabilities, DeadPeer, ErrorKind, Landed, ReadId, Reads as WhoReads};
 
 use crate::{
-    Machine, NixlConfig, NixlError, check,
+    Machine, NixlConfig, NixlError, NoCuda, check,
     desk::{Desk, Job},
     find,
     metadata::Address,
@@ -291,6 +291,7 @@ fn capabilities(config: &NixlConfig) -> Capabilities {
     capabilities.reads = WhoReads::OneSided;
     capabilities.reads_need_owner = true;
     capabilities.late_read_is_safe = false;
+    capabilities.cuda = NoCuda::ready(&config.backend);
     capabilities.dead_peer = DeadPeer::Never;
     capabilities
 }

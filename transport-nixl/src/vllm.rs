@@ -10,9 +10,9 @@ use lease_proto::{
 
 use crate::{
     NixlError, NixlTransport,
-    metadata::{Channel, RemoteRegion, agent_name},
+    metadata::{Channel, RemoteRegion, Segment, agent_name},
     peers::Attempt,
-    side_channel::{Client, Handshake, HandshakeError, Target},
+    side_channel::{AgentMetadata, Client, Handshake, HandshakeError, Target},
     transport::Arrival,
 };
 
@@ -64,28 +64,25 @@ impl NixlTransport {
     }
 
     /// Writes the frame of one region of a peer, as its handshake lays it out, for [`read`](lease_proto::transport::Data::read), and
-    /// returns its length. Block `id` begins at `id * block_strides[region]` in it.
+    /// returns its length. Block `id` begins at `id * block_strides[region]` in it. Regions are the host's (`DRAM`) or a device's (`VRAM`);
+    /// their `device_id` is the number that torch has for the peer's GPU, in the peer's process, and 0 on the host.
     ///
     /// # Errors
-    /// `Unsupported` for a region that is not in host memory, `NotConnected` without a handshake, `Invalid` if it has no such region, `TooLarge` if `out` is too small.
+    /// `Unsupported` for a region in memory of another name, `NotConnected` without a handshake, `Invalid` if it has no such region,
+    /// `TooLarge` if `out` is too small.
     pub fn vllm_region(&self, peer: PeerId, region: usize, out: &mut [u8]) -> Result<usize, NixlError> {
         let handshake = self.handshake(peer).ok_or(NixlError::NotConnected)?;
         let known = self.peers.peers.get(&peer.0).ok_or(NixlError::NotConnected)?;
         let remote = self.peers.remotes.get(&known.agent).ok_or(NixlError::NotConnected)?;
         let metadata = &handshake.metadata;
-        let kind = metadata.region_mem_types.as_ref().and_then(|kinds| kinds.get(region));
-        if let Some(got) = kind.filter(|kind| *kind != "DRAM") {
-            return Err(NixlError::MemoryType { got: got.clone() });
-        }
-        let last = metadata.blocks(region).and_then(|blocks| blocks.checked_sub(1));
-        let last = last.and_then(|last| metadata.block(region, last).ok());
-        let first = metadata.block(region, 0).ok();
-        let (Some(first), Some(last)) = (first, last) else { return Err(NixlError::Region("no region of the handshake")) };
+        let segment = segment(metadata, region)?;
+        let layout = metadata.layout(region).map_err(|_| NixlError::Region("no region of the handshake"))?;
         let exported = RemoteRegion {
             agent: &known.agent,
-            address: first.address,
-            length: last.address.saturating_sub(first.address).saturating_add(last.len),
+            address: layout.base(),
+            length: layout.size(),
             device: u64::from(metadata.device_id),
+            segment,
             metadata: &[],
         };
         exported.frame(remote.incarnation, out)
@@ -136,5 +133,31 @@ impl NixlTransport {
                 Err(kind) => self.inbox.push_back(Arrival::ConnectFailed(number, kind)),
             }
         }
+    }
+}
+
+/// In whose memory a region is. Older instances do not say: theirs is taken for the host's, and NIXL refuses a read of another kind.
+fn segment(metadata: &AgentMetadata, region: usize) -> Result<Segment, NixlError> {
+    match metadata.region_mem_types.as_ref().and_then(|kinds| kinds.get(region)).map(String::as_str) {
+        None | Some("DRAM") => Ok(Segment::Dram),
+        Some("VRAM") => Ok(Segment::Vram),
+        Some(got) => Err(NixlError::MemoryType { got: got.to_owned() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_where_its_instance_says_and_on_the_host_where_it_says_nothing() {
+        let says = |kinds: &[&str]| AgentMetadata {
+            region_mem_types: Some(kinds.iter().map(|kind| (*kind).to_owned()).collect()),
+            ..AgentMetadata::default()
+        };
+        let mixed = says(&["VRAM", "DRAM", "FILE"]);
+        assert_eq!((segment(&mixed, 0), segment(&mixed, 1)), (Ok(Segment::Vram), Ok(Segment::Dram)));
+        assert_eq!(segment(&mixed, 2), Err(NixlError::MemoryType { got: "FILE".to_owned() }));
+        assert_eq!(segment(&AgentMetadata::default(), 0), Ok(Segment::Dram));
     }
 }

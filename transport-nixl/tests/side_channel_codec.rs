@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use gpu_mem::Span;
 use lease_proto::{time::PeerInstant, topology::Ranks};
 use proptest::{collection::vec, prelude::*};
 use transport_nixl::side_channel::{
-    AgentMetadata, Block, CodecError, LayoutError, MAX_BLOCKS, MAX_PAYLOAD, MAX_REGIONS, Payload, decode_request, decode_stamp,
+    AgentMetadata, CodecError, LayoutError, MAX_BLOCKS, MAX_PAYLOAD, MAX_REGIONS, Payload, decode_request, decode_stamp,
     encode_request, encode_stamp,
 };
 
@@ -238,9 +239,12 @@ fn what_does_not_hold_together_is_neither_taken_nor_sent() {
         }),
         CodecError::Parallel { pcp: 4, dcp: 2 }
     );
-    assert!(matches!(refused(|m| m.block_strides = vec![4095, 8192]), CodecError::Region { region: 0, .. }));
-    assert!(matches!(refused(|m| m.block_lens = vec![4096, 0]), CodecError::Region { region: 1, .. }));
-    assert!(matches!(refused(|m| m.kv_caches_base_addr = vec![1, u64::MAX - 4096]), CodecError::Region { region: 1, .. }));
+    assert!(matches!(refused(|m| m.block_strides = vec![4095, 8192]), CodecError::Region(LayoutError::Blocks { region: 0, .. })));
+    assert!(matches!(refused(|m| m.block_lens = vec![4096, 0]), CodecError::Region(LayoutError::Blocks { region: 1, .. })));
+    assert!(matches!(
+        refused(|m| m.kv_caches_base_addr = vec![1, u64::MAX - 4096]),
+        CodecError::Region(LayoutError::Blocks { region: 1, .. })
+    ));
     assert!(matches!(refused(|m| m.engine_id = "x".repeat(1025)), CodecError::TooLong { key: "engine_id", .. }));
     let no_regions = refused(|m| {
         m.kv_caches_base_addr.clear();
@@ -253,15 +257,18 @@ fn what_does_not_hold_together_is_neither_taken_nor_sent() {
 #[test]
 fn a_block_lies_at_its_stride() {
     let metadata = full();
-    assert_eq!(metadata.block(0, 299), Ok(Block { address: 0x7F00_0000_0000 + 299 * 4096, len: 4096 }));
-    assert_eq!(metadata.block(1, 199), Ok(Block { address: 0x7F00_0010_0000 + 199 * 8192, len: 4096 }));
-    assert_eq!(metadata.block(1, 200), Err(LayoutError::Block { got: 200, blocks: 200, region: 1 }));
-    assert_eq!(metadata.block(0, u64::MAX), Err(LayoutError::Block { got: u64::MAX, blocks: 300, region: 0 }));
+    let at = |start| Ok(Span { start, len: 4096 });
+    let none =
+        |region, got, num_blocks| Err(LayoutError::Blocks { region, cause: gpu_mem::LayoutError::Block { got, num_blocks } });
+    assert_eq!(metadata.block(0, 299), at(0x7F00_0000_0000 + 299 * 4096));
+    assert_eq!(metadata.block(1, 199), at(0x7F00_0010_0000 + 199 * 8192));
+    assert_eq!(metadata.block(1, 200), none(1, 200, 200));
+    assert_eq!(metadata.block(0, u64::MAX), none(0, u64::MAX, 300));
     assert_eq!(metadata.block(2, 0), Err(LayoutError::Region { got: 2, regions: 2 }));
-    assert_eq!(required().block(1, 299), Ok(Block { address: 0x7F00_0010_0000 + 299 * 8192, len: 4096 }));
+    assert_eq!(required().block(1, 299), at(0x7F00_0010_0000 + 299 * 8192));
     let unchecked = AgentMetadata { kv_caches_base_addr: vec![u64::MAX - 10, u64::MAX - 10], ..required() };
-    assert_eq!(unchecked.block(0, 0), Err(LayoutError::Overflow { block: 0, region: 0 }));
-    assert_eq!(unchecked.block(1, 1), Err(LayoutError::Overflow { block: 1, region: 1 }));
+    let overflow = |region| matches!(unchecked.block(region, 0), Err(LayoutError::Blocks { region: got, .. }) if got == region);
+    assert!(overflow(0) && overflow(1));
 }
 
 fn metadata() -> impl Strategy<Value = AgentMetadata> {

@@ -9,6 +9,9 @@ use crate::UcxError;
 pub struct UcxConfig {
     /// The transports that UCX may use, as in `UCX_TLS`: `tcp`, `shm` (processes of one machine), or a list such as `rc,tcp`.
     /// Nothing outside the list is used, not even as a fallback. `None`, the default: `UCX_TLS` if set, else UCX's own choice.
+    ///
+    /// Memory of CUDA devices takes `cuda` in the list as well, as in `rc,cuda`; UCX's own choice has it. It is never added to a list:
+    /// where no other name of the list is to be had, it would be taken for a fabric. A UCX without CUDA passes over it.
     pub tls: Option<String>,
     /// Largest notification in bytes, 1 to 1 MiB, sent and received; 64 KiB by default. Must be the same on both sides: a longer
     /// one that arrives is dropped and counted in [`UcxTransport::refused`](crate::UcxTransport::refused).

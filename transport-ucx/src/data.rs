@@ -16,7 +16,7 @@ use crate::{
     transport::Arrival,
 };
 
-/// Registered memory is page-aligned host memory of `gpu-mem`. What a registration costs is pinning its pages where a fabric reads
+/// Memory of `gpu-mem`, the host's or a CUDA device's. What a registration costs is pinning its pages where a fabric reads
 /// by itself, and nothing elsewhere; one for a lease alone is pinned for each lease anew, and a reader that comes after its end
 /// loses its connection.
 impl Data for UcxTransport {
@@ -150,3 +150,6 @@ impl UcxTransport {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,8 @@ use lease_proto::{
     transport::{Error, ErrorKind},
 };
 
+use crate::Mistaken;
+
 /// An error of this transport.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -103,13 +105,18 @@ pub enum UcxError {
     #[error("an operation uses the region: poll, then fence it again")]
     InUse,
     /// UCX takes the memory for another kind than it is.
-    #[error("ucx registered {expected} memory as {found}: use a UCX that knows {expected} (UCX_DIR)")]
+    #[error("ucx registered {expected} memory as {found}: {why}")]
     MemoryType {
         /// What UCX says.
         found: &'static str,
         /// What it is.
-        expected: &'static str,
+        expected: gpu_mem::Kind,
+        /// Why, and what to do.
+        why: Mistaken,
     },
+    /// The device of the memory cannot be used.
+    #[error(transparent)]
+    Memory(#[from] gpu_mem::MemoryError),
     /// No room for what is exported.
     #[error("the buffer has {got} bytes, expected at least {needed}")]
     Room {
@@ -178,7 +185,7 @@ impl Error for UcxError {
             Self::NotConnected => ErrorKind::NotConnected,
             Self::PeerLost { .. } => ErrorKind::PeerLost,
             Self::Waker | Self::NoFence | Self::MemoryType { .. } => ErrorKind::Unsupported,
-            Self::Backend { .. } | Self::Wait(_) => ErrorKind::BackendFailed,
+            Self::Backend { .. } | Self::Wait(_) | Self::Memory(_) => ErrorKind::BackendFailed,
         }
     }
 }

@@ -88,7 +88,22 @@
 //! - [`register_fenced`](lease_proto::transport::Data::register_fenced) is proof (D): only with verbs, and with UCX's registration
 //!   cache off, since with it on a registration that ends revokes nothing. It costs a registration and its end for every lease (on
 //!   emulated RoCE 0.1 ms for 64 KiB and 1.2 ms for 16 MiB), and a reader that comes late loses its connection with all that is on it.
-//! - After each registration UCX is asked what it takes the memory for; another kind than it is is an error.
+//!
+//! # Memory of CUDA devices
+//! Built, and not yet certified on a device: what follows is what the sources of UCX 1.22 say.
+//!
+//! - It takes a UCX with CUDA, which the one that is compiled in is not (below), and `cuda` among the transports that it may use:
+//!   UCX opens nothing else, not even to look at memory. The capability `cuda` says whether both is so.
+//! - After each registration, and never later, UCX is asked what it takes the memory for, without having been told. For another kind than it
+//!   is, such as the host's, the registration fails with the cause and what to do ([`Mistaken`]). Pinned memory is the host's to UCX too.
+//! - The host's instructions never touch it. An owner sends it from where it lies, however short; who reads into it asks for no copies, and so
+//!   for one answer more. One-sided reads of it need GPUDirect RDMA (nvidia-peermem, or dma-buf) on the owner's side.
+//! - Its CUDA context is current on whatever thread registers it, ends its registration or exports it. While a transport moves (`poll`,
+//!   `wait`, [`UcxThread`]) or begins a one-sided read, the context of the first such memory is, for two calls of the driver each time, from
+//!   that registration on. One is enough for several devices, since UCX finds the device of each buffer and makes its primary context
+//!   current by itself. Where all memory is the host's this costs nothing. On a borrowed worker the engine's own progress is the engine's.
+//! - Memory that was not allocated in one piece is registered with a warning: fabrics may not reach it by themselves. What was allocated in
+//!   a stream's order UCX calls managed, unless `UCX_CUDA_COPY_ASYNC_MEM_TYPE=cuda`.
 //!
 //! # What is bounded
 //! Connections and attempts, notifications and bytes in flight to each peer, reads of each peer and their bytes under way, answers
@@ -129,7 +144,7 @@
 //! | feature `rdma` | verbs and rdmacm as well | libibverbs-dev and librdmacm-dev; says so if they are missing |
 //! | feature `tokio` | `UcxTransport::ready` | |
 //! | feature `borrowed-worker` | `UcxTransport::borrow`, `EngineWorker` | |
-//! | `UCX_DIR=/opt/ucx` | that shared UCX, 1.17 or later; CUDA if it has it | `LD_LIBRARY_PATH` or an rpath to find it at run time |
+//! | `UCX_DIR=/opt/ucx` | that shared UCX, 1.17 or later; CUDA if it has it, as the Python wheels `libucx-cu12` and `libucx-cu13` | `LD_LIBRARY_PATH` or an rpath to find it at run time; for CUDA NVIDIA's driver |
 //!
 //! [`UcxTransport::found`] tells which transports, devices and types of memory are there, and so does a line of `tracing` at start, at
 //! level info. Names in `tls` that this machine lacks are passed over as long as one is there. No other UCX may be in
@@ -138,6 +153,7 @@
 
 mod config;
 mod control;
+mod cuda;
 mod data;
 mod error;
 mod messages;
@@ -154,6 +170,7 @@ mod transport;
 mod wait;
 
 pub use config::UcxConfig;
+pub use cuda::Mistaken;
 pub use error::UcxError;
 pub use regions::{Region, Registrar};
 #[cfg(feature = "borrowed-worker")]

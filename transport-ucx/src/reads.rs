@@ -304,7 +304,9 @@ impl Read {
         let (place, before) = (self.at.saturating_add(start), self.waiting);
         match self.how.clone() {
             How::Served(region) => {
-                let settle = length <= if endpoint.fabric().shared_memory { COPIED_NEAR } else { COPIED_FAR };
+                let most = if endpoint.fabric().shared_memory { COPIED_NEAR } else { COPIED_FAR };
+                // A copy comes into the hands of the host, which cannot pass it on to a device.
+                let settle = self.into.is_host() && length <= most;
                 let asking = Asking { read: id, token: self.token, region, settle, into: &self.into };
                 self.waiting += 1;
                 endpoint.ask(&asking, place, length, parts(&self.ranges, start, length));

@@ -10,6 +10,7 @@ use lease_proto::{
 use crate::{
     UcxConfig, UcxError,
     config::{KEEPALIVE, registrations_outlive, set_by_operator},
+    cuda::CUDA,
     messages::Reason,
     metadata,
     peers::{Peer, Peers, State},
@@ -298,6 +299,7 @@ fn capabilities(config: &UcxConfig, found: &Found) -> Capabilities {
     let one_sided = found.resources.iter().any(|resource| reads_by_itself(resource));
     capabilities.reads = if one_sided { WhoReads::OneSided } else { WhoReads::OwnerServed };
     capabilities.reads_need_owner = !one_sided;
+    capabilities.cuda = found.memory_types.contains(&CUDA);
     capabilities
 }
 

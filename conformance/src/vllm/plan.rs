@@ -27,7 +27,7 @@ pub(super) struct Slice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) region: usize,
-    /// In that region.
+    /// In that region, neighbours joined.
     pub(super) from: Vec<Range>,
     /// In the row of bytes that the request has in it.
     pub(super) row: Vec<Range>,
@@ -39,7 +39,7 @@ pub(super) struct Part {
 pub(super) enum Misfit {
     #[error("the peer registered no region")]
     NoRegions,
-    #[error("the peer's memory is {0:?}, expected DRAM")]
+    #[error("the peer's memory is {0:?}, expected DRAM or VRAM")]
     Memory(String),
     #[error("the peer's blocks have {0:?}, expected one tensor parallel rank's own: no dcp, pcp, or kernel blocks within blocks")]
     Parallel(&'static str),
@@ -47,8 +47,6 @@ pub(super) enum Misfit {
         "the peer's layout is {0:?}: with another number of ranks here, expected LBHNC or BLHNC, where a block holds one head after the other"
     )]
     Layout(String),
-    #[error("blocks of {len} bytes in region {region} cannot be shared by {of} ranks")]
-    Slices { region: usize, len: u64, of: u64 },
     #[error("{0}")]
     Block(#[from] LayoutError),
     #[error("the request has more than {MOST_BYTES} bytes for one rank")]
@@ -78,7 +76,7 @@ fn fits(metadata: &AgentMetadata, slice: Slice) -> Result<(), Misfit> {
         return Err(Misfit::NoRegions);
     }
     let types = metadata.region_mem_types.iter().flatten();
-    if let Some(other) = types.into_iter().find(|name| *name != "DRAM") {
+    if let Some(other) = types.into_iter().find(|name| !["DRAM", "VRAM"].contains(&name.as_str())) {
         return Err(Misfit::Memory(other.chars().take(40).collect()));
     }
     for (size, name) in [
@@ -97,18 +95,18 @@ fn fits(metadata: &AgentMetadata, slice: Slice) -> Result<(), Misfit> {
 }
 
 fn part(metadata: &AgentMetadata, region: usize, blocks: &[u64], slice: Slice) -> Result<Part, Misfit> {
-    let base = metadata.block(region, 0)?;
-    let of = slice.of.max(1);
-    let length = base.len.checked_div(of).filter(|length| length.checked_mul(of) == Some(base.len));
-    let length = length.filter(|length| *length > 0).ok_or(Misfit::Slices { region, len: base.len, of })?;
-    let bytes = (blocks.len() as u64).checked_mul(length).filter(|bytes| *bytes <= MOST_BYTES).ok_or(Misfit::TooLarge)?;
-    let skip = slice.index.saturating_mul(length);
-    let from = blocks.iter().map(|id| {
-        let offset = metadata.block(region, *id)?.address.saturating_sub(base.address).saturating_add(skip);
-        Ok(Range { offset, length })
-    });
-    let row = (0..blocks.len() as u64).map(|at| Range { offset: at.saturating_mul(base.len).saturating_add(skip), length });
-    Ok(Part { region, from: from.collect::<Result<_, Misfit>>()?, row: row.collect(), bytes })
+    let misfit = |cause| Misfit::Block(LayoutError::Blocks { region, cause });
+    let of_all = metadata.layout(region)?;
+    // The frame of a region begins with its block 0.
+    let mine = of_all.at(0).and_then(|layout| layout.part(slice.index, slice.of.max(1))).map_err(misfit)?;
+    let bytes =
+        (blocks.len() as u64).checked_mul(mine.block_len()).filter(|bytes| *bytes <= MOST_BYTES).ok_or(Misfit::TooLarge)?;
+    let from = mine.runs(blocks.iter().copied()).map(|run| run.map(|run| Range { offset: run.start, length: run.len }));
+    // Not by the layout, so that a part that is another one shows in its bytes.
+    let skip = slice.index.saturating_mul(mine.block_len());
+    let offset = |at: u64| at.saturating_mul(of_all.block_len()).saturating_add(skip);
+    let row = (0..blocks.len() as u64).map(|at| Range { offset: offset(at), length: mine.block_len() });
+    Ok(Part { region, from: from.collect::<Result<_, _>>().map_err(misfit)?, row: row.collect(), bytes })
 }
 
 #[cfg(test)]
@@ -142,6 +140,14 @@ mod tests {
     }
 
     #[test]
+    fn neighbours_in_a_dense_region_are_one_range() {
+        let parts = plan(&metadata(), &[2, 3, 4, 1], WHOLE).unwrap();
+        assert_eq!(parts[0].from, ranges(&[(200, 64), (300, 64), (400, 64), (100, 64)]));
+        assert_eq!(parts[1].from, ranges(&[(64, 96), (32, 32)]));
+        assert_eq!(parts[1].row, ranges(&[(0, 32), (32, 32), (64, 32), (96, 32)]));
+    }
+
+    #[test]
     fn ranks_that_share_a_block_read_it_all_and_nothing_twice() {
         let mut seen = vec![0; 2 * 64];
         for index in 0..4 {
@@ -160,11 +166,13 @@ mod tests {
         let four = Slice { index: 0, of: 4, same_tp: false };
         let none = AgentMetadata { kv_caches_base_addr: vec![], block_lens: vec![], block_strides: vec![], ..good.clone() };
         assert_eq!(plan(&none, &[0], WHOLE), Err(Misfit::NoRegions));
-        assert!(matches!(plan(&good, &[8], WHOLE), Err(Misfit::Block(LayoutError::Block { got: 8, blocks: 8, region: 0 }))));
-        let vram = AgentMetadata { region_mem_types: Some(vec!["DRAM".into(), "VRAM".into()]), ..good.clone() };
-        assert_eq!(plan(&vram, &[0], WHOLE), Err(Misfit::Memory("VRAM".into())));
+        let misfit = |region, cause| Err(Misfit::Block(LayoutError::Blocks { region, cause }));
+        assert_eq!(plan(&good, &[8], WHOLE), misfit(0, gpu_mem::LayoutError::Block { got: 8, num_blocks: 8 }));
+        let mixed = |other: &str| AgentMetadata { region_mem_types: Some(vec!["DRAM".into(), other.into()]), ..good.clone() };
+        assert!(plan(&mixed("VRAM"), &[0], WHOLE).is_ok(), "a device's memory is read into the host's");
+        assert_eq!(plan(&mixed("FILE"), &[0], WHOLE), Err(Misfit::Memory("FILE".into())));
         let odd = AgentMetadata { block_lens: vec![64, 30], ..good.clone() };
-        assert_eq!(plan(&odd, &[0], four), Err(Misfit::Slices { region: 1, len: 30, of: 4 }));
+        assert_eq!(plan(&odd, &[0], four), misfit(1, gpu_mem::LayoutError::Part { index: 0, of: 4, block_len: 30 }));
         let by_token = AgentMetadata { kv_cache_layout: "LBNHC".into(), ..good.clone() };
         assert_eq!(plan(&by_token, &[0], four), Err(Misfit::Layout("LBNHC".into())));
         assert!(plan(&by_token, &[0], WHOLE).is_ok(), "nothing is cut");

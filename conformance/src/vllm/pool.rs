@@ -93,7 +93,7 @@ impl Pool {
         AgentMetadata {
             engine_id: engine.to_owned(),
             agent_metadata: agent,
-            kv_caches_base_addr: self.regions.iter().map(|region| region.memory().ptr().as_ptr() as u64).collect(),
+            kv_caches_base_addr: self.regions.iter().map(|region| region.memory().descriptor().address()).collect(),
             num_blocks: self.blocks,
             block_lens: vec![self.block as u64; REGIONS],
             block_strides: vec![self.block as u64; REGIONS],

@@ -2,6 +2,8 @@
 
 use lease_proto::transport::{Error, ErrorKind};
 
+use super::LayoutError;
+
 /// Bytes that are not what vLLM's side channel carries. Each names the key, as vLLM spells it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -57,13 +59,8 @@ pub enum CodecError {
         regions: usize,
     },
     /// A region in which a block would not be where it is said to be.
-    #[error("region {region}: {problem}")]
-    Region {
-        /// Its index.
-        region: usize,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
+    #[error("{0}")]
+    Region(#[from] LayoutError),
     /// vLLM's connector does not pair with such an engine.
     #[error("pcp_size {pcp} with dcp_size {dcp}: expected a dcp_size of 1 or {pcp}")]
     Parallel {

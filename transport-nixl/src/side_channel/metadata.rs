@@ -266,7 +266,7 @@ impl AgentMetadata {
         for blocks in self.region_num_blocks.iter().flatten() {
             size("region_num_blocks", *blocks, MAX_BLOCKS)?;
         }
-        (0..self.regions()).try_for_each(|region| self.check_region(region))
+        (0..self.regions()).try_for_each(|region| Ok(self.layout(region).map(|_| ())?))
     }
 
     fn check_lengths(&self) -> Result<(), CodecError> {

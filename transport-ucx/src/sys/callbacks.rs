@@ -153,11 +153,12 @@ fn on_data(received: &Received<'_>) -> Option<()> {
     let mailbox = received.mailbox;
     let Data { landing, settled } = Data::from_bytes(received.header)?;
     let Expected { read, mapped, offset, length } = mailbox.take_landing(landing)?;
-    // What is not as long as was asked for is over, and not well.
+    // What is not as it was asked for is over, and not well.
     let cut_short = Event::Landed { read, bytes: length, result: Err(Status::CUT_SHORT) };
     match (received.data, mapped.at(offset, length)) {
-        (Payload::Here(data), Some(place)) if data.len() == length => {
-            // SAFETY: inside mapped memory, which is the read's until it is done and is seen by no reference.
+        // A reader into memory that the host does not reach asks for no copy.
+        (Payload::Here(data), Some(place)) if data.len() == length && (mapped.is_host() || length == 0) => {
+            // SAFETY: inside mapped host memory, which is the read's until it is done and is seen by no reference.
             unsafe { ptr::copy_nonoverlapping(data.as_ptr(), place, length) };
             mailbox.post(Event::Landed { read, bytes: length, result: Ok(settled) });
         }

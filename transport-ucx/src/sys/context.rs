@@ -3,8 +3,10 @@
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
     ptr,
+    sync::OnceLock,
 };
 
+use gpu_mem::Entered;
 use ucx_sys::sys as ucx;
 
 use super::{Status, Zeroed as _, memory};
@@ -18,7 +20,15 @@ pub(crate) struct Context {
     raw: ucx::ucp_context_h,
     /// Not where it is the engine's.
     owned: bool,
+    /// The CUDA context of the first memory that was mapped here and has one.
+    cuda: OnceLock<gpu_mem::Context>,
 }
+
+/// What is promised below of UCX holds of CUDA's context by itself.
+const _: () = {
+    const fn is_shared<T: Send + Sync>() {}
+    is_shared::<gpu_mem::Context>();
+};
 
 impl Context {
     /// Initialises UCX with `settings` over those of the environment; `tls` is for the error's text.
@@ -45,7 +55,7 @@ impl Context {
             ucx::ucp_init_version(ucx::UCP_API_MAJOR, ucx::UCP_API_MINOR, &raw const params, config.0, &raw mut context)
         };
         match Status::check(status) {
-            Ok(()) => Ok(Self { raw: context, owned: true }),
+            Ok(()) => Ok(Self { raw: context, owned: true, cuda: OnceLock::new() }),
             Err(status) => Err(UcxError::Unavailable { tls: tls.to_owned(), variables: variables(), status: status.text() }),
         }
     }
@@ -56,11 +66,25 @@ impl Context {
     /// It must outlive what is returned, and be initialised with `mt_workers_shared`.
     #[cfg(feature = "borrowed-worker")]
     pub(crate) unsafe fn borrow(raw: ucx::ucp_context_h) -> Self {
-        Self { raw, owned: false }
+        Self { raw, owned: false, cuda: OnceLock::new() }
     }
 
     pub(super) fn raw(&self) -> ucx::ucp_context_h {
         self.raw
+    }
+
+    /// Memory with this CUDA context is mapped. The first one is kept: UCX looks up the device of each buffer and makes its context
+    /// current for as long as it works on it, and needs any one at all for the rest.
+    pub(super) fn remember(&self, cuda: &gpu_mem::Context) {
+        self.cuda.get_or_init(|| cuda.clone());
+    }
+
+    /// Makes the CUDA context that was remembered this thread's until what is returned is dropped. Without one, as where all memory is
+    /// the host's, that is a look at one word; with one, two calls of the driver.
+    #[inline]
+    pub(super) fn enter(&self) -> Option<Entered<'_>> {
+        // One that cannot be entered is of a device that is lost. What needs no device goes on.
+        self.cuda.get()?.enter().ok()
     }
 
     /// The types of memory that UCX can tell apart here, by its names.

@@ -120,6 +120,7 @@ impl Endpoint {
     /// Reads `length` bytes at `address` of the peer's memory without its help, into `into` from `offset` on. Ends with an
     /// [`Event::Landed`], also where it cannot begin.
     pub(crate) fn get(&self, read: u64, key: &Rc<RemoteKey>, address: u64, into: &Arc<Mapped>, offset: usize, length: usize) {
+        let _entered = self.worker.enter();
         let mailbox = self.worker.mailbox();
         let mut operation = mailbox.operation(Kind::Land { read, bytes: length });
         operation.needs(key);

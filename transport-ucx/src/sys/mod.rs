@@ -3,6 +3,7 @@
 //! What keeps it sound:
 //! - Ownership is the order of destruction: an [`Endpoint`] holds its [`Worker`], worker and mapped memory hold their [`Context`].
 //! - An operation owns its buffer from the call until UCX is done with it, and holds the memory that it touches (`operation`).
+//! - This process touches bytes only in memory of the host; all other memory is UCX's to read and write.
 //! - Callbacks only move bytes into the worker's `Mailbox`. They run inside calls into UCX on the worker's thread, so the mailbox
 //!   needs no lock, and it lends nothing out across a call, so they find it free. They hold no code that panics, and a panic in
 //!   an `extern "C"` function aborts.
@@ -45,7 +46,7 @@ pub(crate) const API: (u8, u8) = (ucx::UCP_API_MAJOR as u8, ucx::UCP_API_MINOR a
 pub(crate) struct Status(ucx::ucs_status_t);
 
 impl Status {
-    /// Of a message that is not as long as was asked for.
+    /// Of a message that is not as it was asked for.
     const CUT_SHORT: Self = Self(ucx::ucs_status_t_UCS_ERR_MESSAGE_TRUNCATED);
 
     fn check(status: ucx::ucs_status_t) -> Result<(), Self> {

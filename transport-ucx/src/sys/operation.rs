@@ -229,7 +229,7 @@ pub(super) fn post(
     }
     if let Some(mapped) = &operation.mapped {
         param.op_attr_mask |= ucx::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-        param.memory_type = mapped.memory_type_hint();
+        param.memory_type = mapped.memory_type();
         if matches!(operation.place, Place::One(..)) {
             param.op_attr_mask |= ucx::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMH;
             param.memh = mapped.raw();

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gpu_mem::Entered;
 use ucx_sys::sys as ucx;
 
 use super::{
@@ -109,6 +110,7 @@ impl Worker {
     /// Does what can be done without waiting; whether that was anything.
     #[inline]
     pub(crate) fn progress(&self) -> bool {
+        let _entered = self.enter();
         // SAFETY: the worker lives, this is its thread, and no callback calls here.
         unsafe { ucx::ucp_worker_progress(self.raw) != 0 }
     }
@@ -125,6 +127,7 @@ impl Worker {
 
     /// Asks for an event on the descriptor; false if there is work already.
     pub(crate) fn arm(&self) -> Result<bool, UcxError> {
+        let _entered = self.enter();
         // SAFETY: the worker lives, and its context has the wake-up feature.
         match unsafe { ucx::ucp_worker_arm(self.raw) } {
             ucx::ucs_status_t_UCS_ERR_BUSY => Ok(false),
@@ -202,6 +205,12 @@ impl Worker {
         });
     }
 
+    /// Makes CUDA's context this thread's until what is returned is dropped, where memory of a device is mapped.
+    #[inline]
+    pub(super) fn enter(&self) -> Option<Entered<'_>> {
+        self.context.enter()
+    }
+
     pub(super) fn raw(&self) -> ucx::ucp_worker_h {
         self.raw
     }
@@ -215,6 +224,7 @@ impl Drop for Worker {
     /// All our endpoints are closed, because each holds the worker. What UCX does not give back even so is leaked with all it may
     /// touch rather than freed.
     fn drop(&mut self) {
+        let _entered = self.context.enter();
         if self.owned {
             // Readers that stopped, or that nobody polls, have answers outstanding.
             self.mailbox.answering().into_iter().for_each(|reply| self.hang_up(reply));
