@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 
 HEADS = 8  # KV heads of the model, over all ranks
+GAP = 448  # bytes behind each block of a layer that has gaps; another number than our P's
 
 
 @dataclass
@@ -29,21 +30,24 @@ def default_geometry(regions: int, block_len: int) -> Geometry:
 
 
 class Cache:
-    """One layer's KV cache: the parts of a torch tensor of shape [B, H, N, C] that `register_kv_caches` asks for."""
+    """One layer's KV cache: the parts of a torch tensor of shape [B, H, N, C] that `register_kv_caches` asks for.
+
+    It is some columns of a matrix of bytes, whose rows are `block_stride` long and may hold other layers or nothing besides.
+    """
 
     device = SimpleNamespace(type="cpu")
 
-    def __init__(self, shape: tuple[int, ...], block_len: int):
+    def __init__(self, shape: tuple[int, ...], block_len: int, storage: np.ndarray, offset: int):
         self.shape, self.ndim, self.nbytes = shape, len(shape), shape[0] * block_len
-        self.block_len = block_len
-        self.memory = np.zeros((shape[0], block_len), dtype=np.uint8)
+        self.block_len, self.storage = block_len, storage
+        self.memory = storage[:, offset : offset + block_len]
 
     def __getitem__(self, index):
         return SimpleNamespace(is_contiguous=lambda: True, nbytes=self.block_len)
 
     def stride(self, dim=0):
         assert dim == 0
-        return self.block_len // 2
+        return self.storage.shape[1] // self.element_size()
 
     def element_size(self):
         return 2
@@ -52,11 +56,33 @@ class Cache:
         return self.memory.ctypes.data
 
     def untyped_storage(self):
-        return SimpleNamespace(data_ptr=self.data_ptr, nbytes=lambda: self.nbytes)
+        return SimpleNamespace(data_ptr=lambda: self.storage.ctypes.data, nbytes=lambda: self.storage.nbytes)
+
+
+def layers(names: list[str], shape: tuple[int, ...], block_len: int) -> dict[str, Cache]:
+    """A cache for each: a memory to itself, one with a gap behind each block, and two that take turns in one, again and again."""
+
+    def storage(row: int) -> np.ndarray:
+        return np.zeros((shape[0], row), dtype=np.uint8)
+
+    caches, shared = {}, None
+    for number, name in enumerate(names):
+        match number % 4:
+            case 0:
+                place = storage(block_len), 0
+            case 1:
+                place = storage(block_len + GAP), 0
+            case 2:
+                shared = storage(2 * block_len)
+                place = shared, 0
+            case _:
+                place = shared, block_len
+        caches[name] = Cache(shape, block_len, *place)
+    return caches
 
 
 class Agent:
-    """A worker's NIXL agent, with a word about every notification in and out."""
+    """A worker's NIXL agent, with a word about every notification in and out, and about where blocks are said to lie."""
 
     def __init__(self, agent, rank: int, tell):
         self._agent, self._rank, self._tell = agent, rank, tell
@@ -75,6 +101,10 @@ class Agent:
         self._agent.send_notif(agent, notif_msg=notif_msg, **kwargs)
         name = "heartbeat_sent" if kind(notif_msg) == "heartbeat" else "completion_sent"
         self._tell(name, rank=self._rank, to=text(agent), text=text(notif_msg))
+
+    def prep_xfer_dlist(self, agent, descriptors, **kwargs):
+        self._tell("descriptors", rank=self._rank, agent=text(agent), rows=descriptors.tolist())
+        return self._agent.prep_xfer_dlist(agent, descriptors, **kwargs)
 
     def make_prepped_xfer(self, operation, local, local_ids, remote, remote_ids, notif_msg=b"", **kwargs):
         handle = self._agent.make_prepped_xfer(operation, local, local_ids, remote, remote_ids, notif_msg=notif_msg, **kwargs)
@@ -114,7 +144,7 @@ class Engine:
             worker = vllm.NixlPullConnectorWorker(config, engine_id, blocks)
             worker.nixl_wrapper = Agent(worker.nixl_wrapper, rank, tell)
             shape = (geometry.num_blocks, HEADS // tp, geometry.block_size, 0)
-            caches = {name: Cache(shape, self.block_len) for name in geometry.names}
+            caches = layers(geometry.names, shape, self.block_len)
             worker.register_kv_caches(caches)
             self.workers.append(worker)
             self.caches.append([caches[name] for name in worker.region_names])

@@ -23,7 +23,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import block_maps
 from children import Child, ChildError, Children
+from judge import Failed, expect
 from vllm_peer import free_port, reexec
 
 LEASE = 30  # seconds, vLLM's default; enough for any machine to start its agents
@@ -33,15 +35,6 @@ OFFSET_BOUND = 0.5  # seconds; one clock, so only the round trip of a busy machi
 JUNK = {"malformed", "unknown_rank", "wrong_frames", "oversized", "not_zeromq"}  # the kinds that `throw_junk` throws
 IDS = ["cmpl-1-0-aabbccdd", "chatcmpl-5f0c-22334455"]
 PEER = str(Path(__file__).with_name("vllm_peer.py"))
-
-
-class Failed(Exception):
-    """What a scenario expected and what came."""
-
-
-def expect(condition, message: str):
-    if not condition:
-        raise Failed(message)
 
 
 @dataclass
@@ -77,7 +70,7 @@ class Side:
         listen, grants = f"127.0.0.1:{free_port()}", ["--grant", *ids]
         shared = ["--listen", listen, "--engine-id", "engine-p", "--lease", str(lease), "--tp", str(tp)]
         if self.ours == "prefill":
-            command = [self.kvlease, "prefill", "--transport", "nixl", "--wire", "vllm", *shared]
+            command = [self.kvlease, "prefill", "--transport", "nixl", "--wire", "vllm", "--block-map", *shared]
             p = children.start("p", [*command, "--compat-hash", self.compat_hash, *grants], self.env())
         else:
             command = [sys.executable, PEER, "--home", self.home, "prefill", *shared, "--consumers-tp", str(d_tp)]
@@ -102,7 +95,7 @@ class Decode:
         shared = ["--tp", str(tp), "--hold", str(hold), *more]
         if side.ours == "decode":
             self.child = None
-            self.command = [side.kvlease, "decode", "--transport", "nixl", "--wire", "vllm", *shared]
+            self.command = [side.kvlease, "decode", "--transport", "nixl", "--wire", "vllm", "--block-map", *shared]
             self.command += ["--lease", str(lease), "--compat-hash", side.compat_hash]
             return
         regions, block_len = side.geometry
@@ -154,7 +147,10 @@ def read(d_tp: int, p_tp: int):
         freed_once(side, p, p_tp, IDS, "completed")
         if side.ours != "prefill":
             check_completions(p, d_tp, p_tp)
-        return f"{sum(int(e.get('bytes', 0)) for e in landed)} bytes match, freed by completion"
+        regions = side.geometry[0]
+        blocks = block_maps.check(side.ours, regions, p, d, d_tp, p_tp) if side.ours else 0
+        told = f", {blocks} blocks lie where vLLM says" if side.ours else ""
+        return f"{sum(int(e.get('bytes', 0)) for e in landed)} bytes match, freed by completion{told}"
 
     scenario.__name__ = f"read, D tp {d_tp}, P tp {p_tp}"
     return scenario

@@ -19,7 +19,7 @@ use gpu_mem::Memory;
 use lease_proto::{config::Config, time::Duration, transport::Data, wire::Wire};
 use transport_nixl::{Backend, BackendError};
 
-use crate::engine::{Engine, EngineError, Setup};
+use crate::engine::{Engine, EngineError, Kinds, Setup};
 
 /// Exit status for wrong input and for what this machine lacks.
 pub const WRONG_INPUT: u8 = 2;
@@ -99,6 +99,9 @@ pub struct RoleArgs {
     /// Any other term by its name, such as longest_stall=5
     #[arg(long = "term", value_name = "NAME=VALUE")]
     pub terms: Vec<String>,
+    /// Tell where every block lies, one's own or a peer's; only towards vLLM
+    #[arg(long, hide = true)]
+    pub block_map: bool,
 }
 
 impl RoleArgs {
@@ -114,7 +117,7 @@ impl RoleArgs {
             return Err(EngineError::Invalid("--engine-id is empty: leave it out for a random one".into()));
         }
         let name = self.engine_id.clone().unwrap_or_else(|| format!("{role}-{:08x}", incarnation as u32));
-        Ok(Setup { name, wire: self.wire, config, capacity, seed, incarnation, raw: false })
+        Ok(Setup { name, wire: self.wire, config, capacity, seed, incarnation, raw: false, memory: Kinds::HOST })
     }
 }
 

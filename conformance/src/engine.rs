@@ -7,8 +7,10 @@ mod blocks;
 mod carrier;
 mod command;
 mod ear;
+mod elsewhere;
 mod hex;
 mod json;
+mod kinds;
 mod live;
 mod params;
 pub(crate) mod pattern;
@@ -17,8 +19,10 @@ mod raw;
 mod reads;
 
 pub use carrier::{Carrier, Hand, HandIn};
-pub use command::{Command, Filling, Lease, numbered};
+pub use command::{Command, Filling, Lease, Purpose, numbered};
+pub use elsewhere::{Elsewhere, Registered, on_thread};
 pub(crate) use hex::{hex, unhex};
+pub use kinds::Kinds;
 pub(crate) use live::closed;
 #[cfg(feature = "nixl")]
 pub(crate) use live::sleep_on;
@@ -63,6 +67,8 @@ pub struct Setup {
     pub incarnation: u64,
     /// Only the transport moves, and what comes in is told as it is: for cases about the transport alone.
     pub raw: bool,
+    /// The kinds of memory that it uses.
+    pub memory: Kinds,
 }
 
 /// Why an engine could not do what it was told.
@@ -85,6 +91,12 @@ pub enum EngineError {
     Declined(#[from] lease_proto::reader::Declined),
     #[error("{0}")]
     Memory(#[from] MemoryError),
+    #[error("{0}")]
+    Layout(#[from] gpu_mem::LayoutError),
+    #[error("{0}")]
+    Pool(#[from] gpu_mem::PoolError),
+    #[error("{0}")]
+    NotLent(#[from] gpu_mem::NotLent),
     #[error("{kind}: {text}")]
     Transport { kind: ErrorKind, text: String },
     #[error("{0}")]
@@ -105,7 +117,7 @@ fn refusal(why: Refused) -> &'static str {
 pub struct Engine<T: Data<Memory = Memory>> {
     rank: Rank<T>,
     /// Where the transport itself is all that moves.
-    raw: Option<raw::Regions<T::Registration>>,
+    raw: Option<raw::Regions<T>>,
     /// The leases that were granted: by request, and where their blocks lie, by token.
     tokens: HashMap<String, Token>,
     places: HashMap<u64, Place>,
@@ -123,18 +135,25 @@ impl<T: Data<Memory = Memory>> Engine<T> {
         let seat = Seat { rank: 0, ranks: 1, started: clock() };
         Ok(Self {
             rank: Rank::new(transport, permits, clock, &setup, seat, setup.capacity)?,
-            raw: setup.raw.then(raw::Regions::default),
+            raw: setup.raw.then(|| raw::Regions::new(setup.memory)),
             tokens: HashMap::new(),
             places: HashMap::new(),
-            blocks: Blocks::new(),
+            blocks: Blocks::new(setup.memory.blocks),
             tracked: HashMap::new(),
-            reads: Reads::new(),
+            reads: Reads::new(setup.memory.landing),
         })
     }
 
     /// Lets its own agent carry the bytes.
     pub fn carried_by(&mut self, carrier: Carrier<T>) {
         self.rank.carrier = Some(carrier);
+    }
+
+    /// Lets memory be registered on other threads, too.
+    pub fn registers_elsewhere(&mut self, elsewhere: Elsewhere<T>) {
+        if let Some(regions) = &mut self.raw {
+            regions.elsewhere = Some(elsewhere);
+        }
     }
 
     /// The transport.

@@ -12,8 +12,9 @@ use conformance::{
         lab::{Lab, PATIENCE, Spec, Trouble},
         run, table,
     },
-    engine::{Command, Lease},
+    engine::{Command, Kinds, Lease},
 };
+use gpu_mem::Kind;
 use lease_proto::wire::Wire;
 use serde_json::{Value, json};
 
@@ -90,15 +91,14 @@ impl Progress for Told {
 #[test]
 fn a_run_on_the_fabric_passes_and_reports_each_case_once_in_order() {
     let (cases, mut told) = (all(), Told::default());
-    let outcomes = run(&cases, &[Lane::Loopback], &mut told).unwrap();
+    let outcomes = run(&cases, &[Lane::Loopback(Kinds::HOST)], &mut told).unwrap();
     assert_eq!(outcomes.len(), told.0.len());
     assert!(outcomes.iter().map(|outcome| outcome.case).eq(cases.iter().map(|case| case.id)));
     for (outcome, case) in outcomes.iter().zip(&cases) {
         let json = outcome.to_json();
         let skipped = NOT_ONE_SIDED.contains(&case.id);
         let verdict = if skipped { "skip" } else { "pass" };
-        let expected =
-            json!({"case": case.id, "transport": "loopback", "lane": "memory", "verdict": verdict, "requires": case.requires});
+        let expected = json!({"case": case.id, "transport": "loopback", "lane": "memory", "blocks": "host", "landing": "host", "verdict": verdict, "requires": case.requires});
         expected.as_object().unwrap().iter().for_each(|(key, value)| assert_eq!(&json[key], value, "{json}"));
         assert!(json["seconds"].is_number() && json.get("reason").is_some() == skipped, "{json}");
     }
@@ -115,7 +115,7 @@ fn script(text: &str) -> (tempfile::TempDir, Lane) {
     let executable = folder.path().join("node");
     fs::write(&executable, format!("#!/bin/sh\n{text}\n")).unwrap();
     fs::set_permissions(&executable, fs::Permissions::from_mode(0o755)).unwrap();
-    (folder, Lane::Processes { transport: "odd", lane: "script".to_owned(), executable })
+    (folder, Lane::Processes { transport: "odd", lane: "script".to_owned(), executable, memory: Kinds::HOST })
 }
 
 fn outcome_of(text: &str) -> Outcome {
@@ -159,14 +159,70 @@ fn what_the_machine_lacks_is_skipped_with_the_reason() {
     assert!(table(&[skipped]).contains("\n0 passed, 0 failed, 1 skipped\nskip: notify/empty on odd:script: no such device"));
 }
 
+const DEVICE: Kind = Kind::Cuda { device: 0 };
+
+#[test]
+fn lanes_are_told_apart_by_their_memory_and_nodes_are_told_theirs() {
+    // The node says what it was told.
+    let says = r#"while [ $# -gt 0 ]; do case $1 in --blocks|--landing) told="$told $1 $2";; esac; shift; done; echo "{\"unavailable\":\"$told\"}""#;
+    let cases: Vec<_> = all().into_iter().filter(|case| case.id.starts_with("notify/e")).collect();
+    let (_folder, lane) = script(says);
+    let lanes: Vec<Lane> =
+        [Kind::Host, Kind::Pinned, DEVICE].into_iter().flat_map(Kinds::pairs).map(|pair| in_memory(&lane, pair)).collect();
+    let outcomes = run(&cases, &lanes, &mut Told::default()).unwrap();
+    let pairs = [("host", "host"), ("pinned", "pinned"), ("host", "cuda:0"), ("cuda:0", "host"), ("cuda:0", "cuda:0")];
+    for (outcome, (blocks, landing)) in outcomes.iter().zip(pairs) {
+        assert_eq!(reason(outcome), ("skip", format!(" --blocks {blocks} --landing {landing}")));
+        let json = outcome.to_json();
+        assert_eq!([&json["transport"], &json["lane"], &json["blocks"], &json["landing"]], ["odd", "script", blocks, landing]);
+        let name =
+            if blocks == "host" && landing == "host" { "odd:script".into() } else { format!("odd:script {blocks}->{landing}") };
+        assert_eq!(outcome.lane.to_string(), name);
+    }
+    let table = table(&outcomes);
+    let corners: Vec<&str> =
+        table.lines().filter(|line| line.ends_with("  odd:script")).filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(corners, ["case", "pinned->pinned", "host->cuda:0", "cuda:0->host", "cuda:0->cuda:0"], "{table}");
+    assert!(table.contains("\nskip: notify/empty on odd:script cuda:0->host:  --blocks cuda:0 --landing host\n"), "{table}");
+}
+
+fn in_memory(lane: &Lane, memory: Kinds) -> Lane {
+    match lane.clone() {
+        Lane::Processes { transport, lane, executable, .. } => Lane::Processes { transport, lane, executable, memory },
+        Lane::Loopback(_) => Lane::Loopback(memory),
+    }
+}
+
+#[test]
+fn the_fabric_in_memory_has_only_the_hosts_and_says_so_once() {
+    let cases: Vec<_> = all().into_iter().filter(|case| case.moves_memory()).collect();
+    let outcomes = run(&cases, &[Lane::Loopback(Kinds::both(DEVICE))], &mut Told::default()).unwrap();
+    let table = table(&outcomes);
+    let expected = "skip: all cases on loopback cuda:0->cuda:0: the in-memory fabric has host memory only";
+    assert_eq!(table.lines().filter(|line| line.starts_with("skip: ")).collect::<Vec<_>>(), [expected], "{table}");
+}
+
+#[test]
+fn cases_for_another_kind_of_memory_are_those_that_move_it() {
+    let moving: Vec<&str> = all().iter().filter(|case| case.moves_memory()).map(|case| case.id).collect();
+    let picks = |part: &str| moving.iter().filter(|id| id.starts_with(part)).count();
+    assert_eq!(["memory/", "read/", "lease/", "depth/", "drive/", "fault/"].map(picks), [4, 12, 4, 4, 2, 6]);
+    assert_eq!(moving.len(), 32);
+}
+
 #[test]
 fn a_broken_harness_gives_no_verdict_about_anything() {
-    let absent = Lane::Processes { transport: "odd", lane: "absent".to_owned(), executable: PathBuf::from("/nowhere/node") };
+    let absent = Lane::Processes {
+        transport: "odd",
+        lane: "absent".to_owned(),
+        executable: PathBuf::from("/nowhere/node"),
+        memory: Kinds::HOST,
+    };
     let (_folder, ends) = script("echo not today >&2; exit 3");
     let (_other, noise) = script("echo hello");
     let cases = all();
     for (lane, expected) in [(absent, "cannot start /nowhere/node"), (ends, "not today"), (noise, "did not become ready")] {
-        let why = run(&cases, &[Lane::Loopback, lane], &mut Told::default()).unwrap_err();
+        let why = run(&cases, &[Lane::Loopback(Kinds::HOST), lane], &mut Told::default()).unwrap_err();
         assert!(why.contains(expected) && !why.contains('\n'), "{why}");
     }
 }

@@ -189,7 +189,7 @@ fn blocks_that_are_not_the_requests_or_not_there_are_not_taken_for_read() {
     badly(
         &decode,
         1,
-        "\"nowhere\" (block 64 of 64 in region 0: the block ids are not this peer's, or stale), \"other\" (wrong bytes)",
+        "\"nowhere\" (region 0: block 64 of 64, counted from 0: the id is not of this memory, or stale), \"other\" (wrong bytes)",
     );
     assert_eq!(about(&decode, "read_landed", "other")[0]["wrong"], json!({"from": 0, "region": 0, "byte": 0}));
     assert!(about(&decode, "read_landed", "nowhere").is_empty());

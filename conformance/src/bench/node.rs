@@ -24,7 +24,7 @@ use super::{
     rounds::median,
     traffic::{Traffic, text},
 };
-use crate::engine::{hex, say, unhex};
+use crate::engine::{Elsewhere, hex, say, unhex};
 
 /// How a transport sleeps until something may have come in, or a time is over.
 pub type Wait<T> = fn(&mut T, Duration) -> Result<(), <T as Control>::Error>;
@@ -38,6 +38,8 @@ pub struct Hooks<T: Data> {
     pub wait: Wait<T>,
     /// Lets UCX progress, past the transport.
     pub bare: Bare<T>,
+    /// Registers on other threads, where the transport lets them.
+    pub elsewhere: Option<Elsewhere<T>>,
 }
 
 /// What a process is to do.

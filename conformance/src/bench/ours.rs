@@ -12,7 +12,7 @@ use super::{
     node::Side,
     perftest::loopback,
 };
-use crate::launch::prepare;
+use crate::{engine::Kinds, launch::prepare};
 
 /// What a run of ours is started with.
 #[derive(Clone, Debug)]
@@ -56,6 +56,6 @@ impl Ours {
         command.args(["bench", "--side", &name(side), "--lane", &name(metric.lane), "--mode", &name(metric.mode)]);
         command.args(["--kind", &name(metric.kind), "--bytes", &metric.bytes.to_string()]);
         command.args(["--times", &times.to_string(), "--warmup", &warmup.to_string()]);
-        Child::spawn(prepare(command.envs(loopback()), "ucx", None))
+        Child::spawn(prepare(command.envs(loopback()), "ucx", None, Kinds::HOST))
     }
 }

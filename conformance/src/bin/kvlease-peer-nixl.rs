@@ -21,7 +21,7 @@ use transport_nixl::{
 fn main() -> ExitCode {
     // Nobody is asked when a peer reads, so permits are kept for nothing.
     let owned = |lane: Option<&str>| Ok((open(lane)?, Permits::new()));
-    let hooks = Hooks { wait, bare: |_| false };
+    let hooks = Hooks { wait, bare: |_| false, elsewhere: None };
     let live = Live {
         prefill: &|args| vllm::prefill(args, &open),
         decode: &|args, params| vllm::decode(args, params, &open),

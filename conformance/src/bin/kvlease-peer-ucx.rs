@@ -5,12 +5,22 @@ use std::{cell::OnceCell, process::ExitCode};
 use conformance::{
     bench::node::Hooks,
     cli::peer::{Way, main as run},
+    engine::{Elsewhere, on_thread},
 };
 use lease_proto::permits::Permits;
 use transport_ucx::{EngineWorker, UcxConfig, UcxError, UcxThread, UcxTransport};
 
 /// On an engine's worker, past the ids that an engine would use.
 const FIRST_ID: u16 = 64;
+
+/// By a registrar, which is for any thread; so are the ends of its registrations.
+const ELSEWHERE: Elsewhere<UcxTransport> = Elsewhere {
+    register: |transport, memory| {
+        let registrar = transport.registrar();
+        on_thread(move || registrar.register(memory))
+    },
+    end: |region| on_thread(move || drop(region)),
+};
 
 fn main() -> ExitCode {
     let owned = |lane: Option<&str>| Ok(with_permits(UcxTransport::new(config(lane))?));
@@ -26,7 +36,7 @@ fn main() -> ExitCode {
         Way::new("borrowed", borrowed, UcxTransport::arm),
         Way::new("thread", threaded, |thread: &mut UcxThread| Ok(thread.arm())),
     ];
-    let hooks = Hooks { wait: UcxTransport::wait, bare: UcxTransport::bare_progress };
+    let hooks = Hooks { wait: UcxTransport::wait, bare: UcxTransport::bare_progress, elsewhere: Some(ELSEWHERE) };
     run("kvlease", owned, UcxTransport::arm, &hooks, ways, None)
 }
 

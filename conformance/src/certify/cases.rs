@@ -17,6 +17,24 @@ use serde_json::Value;
 use super::lab::{Bench, Lab, NodeId, Trouble, ensure, fail};
 use crate::engine::{Command, Lease};
 
+/// How the ids of those cases begin that are worth another kind of memory than the host's: it moves in them.
+const MOVING: &[&str] = &[
+    "memory/",
+    "read/",
+    "lease/native/complete",
+    "lease/vllm/complete",
+    "lease/native/served",
+    "lease/native/fenced",
+    "depth/",
+    "drive/",
+    "fault/native/reader-killed-reading",
+    "fault/vllm/reader-killed-reading",
+    "fault/native/reader-stopped",
+    "fault/vllm/reader-stopped",
+    "fault/native/holder-restarted",
+    "fault/vllm/holder-restarted",
+];
+
 /// One case.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
@@ -34,6 +52,11 @@ impl Case {
     /// Why it did not pass.
     pub fn try_in(&self, lab: Box<dyn Lab>) -> Result<(), Trouble> {
         (self.run)(&mut Bench::new(lab))
+    }
+
+    /// Whether it is worth another kind of memory than the host's.
+    pub fn moves_memory(&self) -> bool {
+        MOVING.iter().any(|prefix| self.id.starts_with(prefix))
     }
 }
 

@@ -8,7 +8,7 @@ use lease_proto::{
 };
 use serde_json::Value;
 
-use crate::engine::Command;
+use crate::engine::{Command, Kinds};
 
 /// The lease of all cases, in seconds: short, so that they are over soon.
 pub const LEASE: &str = "3";
@@ -74,6 +74,9 @@ pub trait Lab {
     /// `Skip` where the transport is not on this machine, or no link between two sides can be made.
     fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble>;
 
+    /// The kinds of memory that its nodes are told to use.
+    fn memory(&self) -> Kinds;
+
     /// In which way a node says that its transport is driven; `None` for the usual one.
     fn way(&self, node: NodeId) -> Option<&str>;
 
@@ -133,6 +136,11 @@ impl Bench {
 
     pub(super) fn raw(&mut self, name: &'static str) -> Result<NodeId, Trouble> {
         self.lab.start(&Spec { name, wire: Wire::Native, raw: true, way: None, side: None })
+    }
+
+    /// The kinds of memory that nodes are to use.
+    pub(super) fn memory(&self) -> Kinds {
+        self.lab.memory()
     }
 
     pub(super) fn signal(&mut self, node: NodeId, signal: Signal) -> Result<(), Trouble> {

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::lab::{LEASE, Lab, NodeId, Side, Signal, Spec, Trouble};
 use crate::{
-    engine::{Command, Engine, Setup},
+    engine::{Command, Engine, Kinds, Setup},
     loopback::{EndpointId, Fabric, Fault, Link, Loopback},
 };
 
@@ -17,6 +17,7 @@ const TURNS: usize = 1_000_000;
 pub struct MemoryLab<T: Data<Memory = Memory> = Loopback> {
     fabric: Fabric,
     open: fn(&Fabric) -> (T, Permits),
+    memory: Kinds,
     nodes: Vec<Node<T>>,
 }
 
@@ -49,7 +50,12 @@ fn with_permits(endpoint: Loopback) -> (Loopback, Permits) {
 impl<T: Data<Memory = Memory> + AsRef<Loopback>> MemoryLab<T> {
     /// A lab over whatever `open` makes, with the permits that its engine keeps.
     pub fn with(seed: u64, open: fn(&Fabric) -> (T, Permits)) -> Self {
-        Self { fabric: Fabric::new(seed), open, nodes: Vec::new() }
+        Self { fabric: Fabric::new(seed), open, memory: Kinds::HOST, nodes: Vec::new() }
+    }
+
+    /// The same where nodes are to use these kinds of memory; it has only one.
+    pub fn in_memory(self, memory: Kinds) -> Self {
+        Self { memory, ..self }
     }
 
     fn node(&mut self, node: NodeId) -> Result<&mut Node<T>, Trouble> {
@@ -69,6 +75,9 @@ impl<T: Data<Memory = Memory> + AsRef<Loopback>> MemoryLab<T> {
 
 impl<T: Data<Memory = Memory> + AsRef<Loopback>> Lab for MemoryLab<T> {
     fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble> {
+        if self.memory != Kinds::HOST {
+            return Err(Trouble::Skip("the in-memory fabric has host memory only".into()));
+        }
         let number = self.nodes.len() as u64 + 1;
         let lease = LEASE.parse().map_err(|error: lease_proto::time::TimeError| Trouble::Harness(error.to_string()))?;
         let setup = Setup {
@@ -79,6 +88,7 @@ impl<T: Data<Memory = Memory> + AsRef<Loopback>> Lab for MemoryLab<T> {
             seed: [number as u8; 16],
             incarnation: number,
             raw: spec.raw,
+            memory: self.memory,
         };
         let (fabric, (transport, permits)) = (self.fabric.clone(), (self.open)(&self.fabric));
         let endpoint = transport.as_ref().id();
@@ -86,6 +96,10 @@ impl<T: Data<Memory = Memory> + AsRef<Loopback>> Lab for MemoryLab<T> {
         let engine = Some(engine.map_err(|error| Trouble::Harness(error.to_string()))?);
         self.nodes.push(Node { engine, endpoint, way: spec.way, side: spec.side, stopped: false });
         Ok(NodeId(self.nodes.len() - 1))
+    }
+
+    fn memory(&self) -> Kinds {
+        self.memory
     }
 
     fn way(&self, node: NodeId) -> Option<&str> {

@@ -17,7 +17,10 @@ use super::{
     lab::{LEASE, Lab, NodeId, PATIENCE, Side, Signal, Spec, Trouble},
     network::Network,
 };
-use crate::{engine::Command, launch::prepare};
+use crate::{
+    engine::{Command, Kinds},
+    launch::{prepare, tls},
+};
 
 /// Lines that a node may tell in its life, and their bytes: more than any case asks for.
 const MOST_LINES: usize = 100_000;
@@ -31,6 +34,7 @@ pub struct ProcessLab {
     executable: PathBuf,
     transport: &'static str,
     lane: String,
+    memory: Kinds,
     nodes: Vec<Node>,
     /// After the nodes, which are in it.
     network: Option<Network>,
@@ -49,9 +53,9 @@ struct Node {
 }
 
 impl ProcessLab {
-    /// A lab that starts this executable with this lane of its transport.
-    pub fn new(executable: PathBuf, transport: &'static str, lane: &str) -> Self {
-        Self { executable, transport, lane: lane.to_owned(), nodes: Vec::new(), network: None }
+    /// A lab that starts this executable with this lane of its transport and these kinds of memory.
+    pub fn new(executable: PathBuf, transport: &'static str, lane: &str, memory: Kinds) -> Self {
+        Self { executable, transport, lane: lane.to_owned(), memory, nodes: Vec::new(), network: None }
     }
 
     /// What starts the executable, on a side of a link that can be cut if it is to be on one.
@@ -77,14 +81,17 @@ impl ProcessLab {
 impl Lab for ProcessLab {
     fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble> {
         let mut process = self.process(spec.side)?;
-        process.args(["agent", "--name", spec.name, "--wire", &spec.wire.to_string(), "--lease", LEASE, "--lane", &self.lane]);
+        // NIXL's way is in its environment.
+        let lane = if self.transport == "ucx" { tls(&self.lane, self.memory) } else { self.lane.clone() };
+        process.args(["agent", "--name", spec.name, "--wire", &spec.wire.to_string(), "--lease", LEASE, "--lane", &lane]);
+        process.args(["--blocks", &self.memory.blocks.to_string(), "--landing", &self.memory.landing.to_string()]);
         if spec.raw {
             process.arg("--raw");
         }
         if let Some(way) = spec.way {
             process.args(["--way", way]);
         }
-        prepare(&mut process, self.transport, Some(&self.lane))
+        prepare(&mut process, self.transport, Some(&self.lane), self.memory)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -108,6 +115,10 @@ impl Lab for ProcessLab {
             Some(why) => Err(Trouble::Skip(why.as_str().unwrap_or("not on this machine").to_owned())),
             None => Err(Trouble::Harness(format!("{} did not become ready", self.executable.display()))),
         }
+    }
+
+    fn memory(&self) -> Kinds {
+        self.memory
     }
 
     fn way(&self, node: NodeId) -> Option<&str> {

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::run::Lane;
+use crate::engine::Kinds;
 
 /// What came of one case on one lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +56,8 @@ impl Outcome {
             "case": self.case,
             "transport": self.lane.transport(),
             "lane": self.lane.lane(),
+            "blocks": self.lane.memory().blocks.to_string(),
+            "landing": self.lane.memory().landing.to_string(),
             "verdict": self.verdict.word(),
             "requires": self.requires,
             "seconds": (self.took.as_secs_f64() * 1000.0).round() / 1000.0,
@@ -66,11 +69,28 @@ impl Outcome {
     }
 }
 
-/// Cases down, lanes across, then what failed and why.
+/// A table for each pair of kinds of memory, then what failed and why.
 pub fn table(outcomes: &[Outcome]) -> String {
-    let mut lanes: Vec<&Lane> = Vec::new();
-    let mut cases: Vec<&str> = Vec::new();
+    let mut pairs: Vec<Kinds> = Vec::new();
     for outcome in outcomes {
+        if !pairs.contains(&outcome.lane.memory()) {
+            pairs.push(outcome.lane.memory());
+        }
+    }
+    let grids = pairs.iter().map(|pair| grid(*pair, outcomes.iter().filter(|outcome| outcome.lane.memory() == *pair).collect()));
+    let mut text = grids.collect::<Vec<String>>().join("\n\n");
+    let count = |word| outcomes.iter().filter(|outcome| outcome.verdict.word() == word).count();
+    text += &format!("\n\n{} passed, {} failed, {} skipped\n", count("pass"), count("fail"), count("skip"));
+    for word in ["fail", "skip"] {
+        text += &reasons(word, outcomes);
+    }
+    text
+}
+
+/// Cases down, lanes across.
+fn grid(memory: Kinds, outcomes: Vec<&Outcome>) -> String {
+    let (mut lanes, mut cases): (Vec<&Lane>, Vec<&str>) = (Vec::new(), Vec::new());
+    for outcome in &outcomes {
         if !lanes.contains(&&outcome.lane) {
             lanes.push(&outcome.lane);
         }
@@ -78,11 +98,11 @@ pub fn table(outcomes: &[Outcome]) -> String {
             cases.push(outcome.case);
         }
     }
-    lanes.sort();
-    let width = cases.iter().map(|case| case.len()).max().unwrap_or(0).max(4);
-    let mut text = format!("{:width$}", "case");
+    let corner = if memory == Kinds::HOST { "case".to_owned() } else { memory.to_string() };
+    let width = cases.iter().map(|case| case.len()).max().unwrap_or(0).max(corner.len());
+    let mut text = format!("{corner:width$}");
     for lane in &lanes {
-        text += &format!("  {lane:>8}");
+        text += &format!("  {:>8}", lane.name());
     }
     for case in cases {
         text += &format!("\n{case:width$}");
@@ -91,13 +111,25 @@ pub fn table(outcomes: &[Outcome]) -> String {
             text += &format!("  {:>8}", outcome.map_or("", |outcome| outcome.verdict.word()));
         }
     }
-    let count = |word| outcomes.iter().filter(|outcome| outcome.verdict.word() == word).count();
-    text += &format!("\n\n{} passed, {} failed, {} skipped\n", count("pass"), count("fail"), count("skip"));
-    for word in ["fail", "skip"] {
-        for outcome in outcomes.iter().filter(|outcome| outcome.verdict.word() == word) {
-            let reason = outcome.verdict.reason().unwrap_or_default();
-            text += &format!("{word}: {} on {}: {reason}\n", outcome.case, outcome.lane);
+    text
+}
+
+/// Why what failed or was skipped did: a line each, or one where a lane has nothing else to tell.
+fn reasons(word: &str, outcomes: &[Outcome]) -> String {
+    let (mut text, mut told): (String, Vec<&Lane>) = (String::new(), Vec::new());
+    for outcome in outcomes.iter().filter(|outcome| outcome.verdict.word() == word) {
+        if told.contains(&&outcome.lane) {
+            continue;
         }
+        let (lane, reason) = (&outcome.lane, outcome.verdict.reason().unwrap_or_default());
+        let of_lane = || outcomes.iter().filter(|other| other.lane == *lane);
+        let case = if of_lane().count() > 1 && of_lane().all(|other| other.verdict == outcome.verdict) {
+            told.push(lane);
+            "all cases"
+        } else {
+            outcome.case
+        };
+        text += &format!("{word}: {case} on {lane}: {reason}\n");
     }
     text
 }

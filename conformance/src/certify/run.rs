@@ -17,17 +17,18 @@ use super::{
     network,
     report::{Outcome, Verdict},
 };
+use crate::engine::Kinds;
 
 /// Cases that run at the same time: they wait most of the time.
 const AT_ONCE: usize = 4;
 /// The seed of the in-memory fabric.
 const SEED: u64 = 7;
 
-/// A transport, in one of its ways.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A transport, in one of its ways, and the kinds of memory that it is tried with.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// The in-memory fabric.
-    Loopback,
+    Loopback(Kinds),
     /// A transport between processes.
     Processes {
         /// Its name.
@@ -36,6 +37,8 @@ pub enum Lane {
         lane: String,
         /// The executable that a node is.
         executable: PathBuf,
+        /// What its nodes' blocks and landings are.
+        memory: Kinds,
     },
 }
 
@@ -43,7 +46,7 @@ impl Lane {
     /// The transport's name.
     pub fn transport(&self) -> &'static str {
         match self {
-            Self::Loopback => "loopback",
+            Self::Loopback(_) => "loopback",
             Self::Processes { transport, .. } => transport,
         }
     }
@@ -51,26 +54,43 @@ impl Lane {
     /// Which of its ways.
     pub fn lane(&self) -> &str {
         match self {
-            Self::Loopback => "memory",
+            Self::Loopback(_) => "memory",
             Self::Processes { lane, .. } => lane,
+        }
+    }
+
+    /// The kinds of memory that it is tried with.
+    pub fn memory(&self) -> Kinds {
+        match self {
+            Self::Loopback(memory) | Self::Processes { memory, .. } => *memory,
+        }
+    }
+
+    /// Its name, whatever the memory.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Loopback(_) => "loopback".to_owned(),
+            Self::Processes { transport, lane, .. } => format!("{transport}:{lane}"),
         }
     }
 
     fn lab(&self) -> Box<dyn Lab> {
         match self {
-            Self::Loopback => Box::new(MemoryLab::new(SEED)),
-            Self::Processes { transport, executable, lane } => Box::new(ProcessLab::new(executable.clone(), transport, lane)),
+            Self::Loopback(memory) => Box::new(MemoryLab::new(SEED).in_memory(*memory)),
+            Self::Processes { transport, executable, lane, memory } => {
+                Box::new(ProcessLab::new(executable.clone(), transport, lane, *memory))
+            }
         }
     }
 }
 
+/// Its name, and which memory is read into which where that is not the host's alone: `ucx:tcp cuda:0->host`.
 impl fmt::Display for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self {
-            Self::Loopback => "loopback".to_owned(),
-            Self::Processes { transport, lane, .. } => format!("{transport}:{lane}"),
-        };
-        f.pad(&name)
+        match self.memory() {
+            Kinds::HOST => f.write_str(&self.name()),
+            memory => write!(f, "{} {memory}", self.name()),
+        }
     }
 }
 

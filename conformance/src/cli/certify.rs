@@ -3,10 +3,14 @@
 use std::{fs::File, io::Write as _, path::PathBuf, process::ExitCode};
 
 use clap::Args;
+use gpu_mem::Kind;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{TransportName, complain, front::peer_executable};
-use crate::certify::{Lane, Outcome, Progress, Verdict, all, lab, run, table};
+use crate::{
+    certify::{Case, Lane, Outcome, Progress, Verdict, all, lab, run, table},
+    engine::Kinds,
+};
 
 /// What to certify.
 #[derive(Args, Clone, Debug)]
@@ -14,6 +18,12 @@ pub struct CertifyArgs {
     /// Transports, separated by commas [default: all that this build and this machine have]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub transport: Vec<TransportName>,
+    /// Kind of memory that blocks lie in and are read into: host, pinned, cuda or cuda:N
+    ///
+    /// A device's memory is tried three ways: read from the host's, read into it, and read from itself. Other memory than the host's is
+    /// for the cases that move it: memory/, read/, depth/ and drive/, and of lease/ and fault/ those with a read in them.
+    #[arg(long, value_name = "KIND", default_value_t = Kind::Host)]
+    pub memory: Kind,
     /// Only the cases whose id starts like this
     #[arg(long, value_name = "PREFIX")]
     pub only: Option<String>,
@@ -27,19 +37,21 @@ pub struct CertifyArgs {
 
 /// Certifies; 0 if something passed and nothing failed, 1 if something failed, 2 if there is no verdict.
 pub fn certify(args: &CertifyArgs) -> ExitCode {
-    let mut cases = all();
-    if let Some(only) = &args.only {
-        cases.retain(|case| case.id.starts_with(only.as_str()));
-        if cases.is_empty() {
-            return complain("kvlease certify", format!("no case starts with {only:?}: see them with --list"));
-        }
-    }
+    let cases = match cases(args) {
+        Ok(cases) => cases,
+        Err(why) => return complain("kvlease certify", why),
+    };
     if args.list {
         let width = cases.iter().map(|case| case.id.len()).max().unwrap_or(0);
         let list: String = cases.iter().map(|case| format!("{:width$}  {}\n", case.id, case.requires)).collect();
         return print(&list).unwrap_or(ExitCode::SUCCESS);
     }
-    let lanes = match lanes(&args.transport) {
+    // Every node would say so, too.
+    if let Err(why) = Kinds::both(args.memory).sample() {
+        let family = if args.memory.is_host() { args.memory.to_string() } else { "cuda".to_owned() };
+        return complain("kvlease certify", format!("nothing certified about {family} memory: {why}"));
+    }
+    let lanes = match lanes(&args.transport, args.memory) {
         Ok(lanes) => lanes,
         Err(why) => return complain("kvlease certify", why),
     };
@@ -68,6 +80,19 @@ pub fn certify(args: &CertifyArgs) -> ExitCode {
         return ExitCode::FAILURE;
     }
     untried(&args.transport, &outcomes).map_or(ExitCode::SUCCESS, |why| complain("kvlease certify", why))
+}
+
+/// The cases that are asked for.
+fn cases(CertifyArgs { memory, only, .. }: &CertifyArgs) -> Result<Vec<Case>, String> {
+    let mut cases = all();
+    cases.retain(|case| *memory == Kind::Host || case.moves_memory());
+    let Some(only) = only else { return Ok(cases) };
+    cases.retain(|case| case.id.starts_with(only.as_str()));
+    match (cases.is_empty(), memory) {
+        (false, _) => Ok(cases),
+        (true, Kind::Host) => Err(format!("no case starts with {only:?}: see them with --list")),
+        (true, _) => Err(format!("no case that moves memory starts with {only:?}: see them with --list --memory {memory}")),
+    }
 }
 
 /// What was asked for and not tried: a transport that was named, or everything.
@@ -100,36 +125,37 @@ fn print(text: &str) -> Option<ExitCode> {
     printed.err().map(|error| complain("kvlease certify", format!("cannot write to standard output: {error}")))
 }
 
-/// The lanes of the transports that were asked for, or of all there are.
-fn lanes(asked: &[TransportName]) -> Result<Vec<Lane>, String> {
+/// The lanes of the transports that were asked for, or of all there are, with each pair that shows this kind of memory.
+fn lanes(asked: &[TransportName], memory: Kind) -> Result<Vec<Lane>, String> {
     const UCX: [&str; 2] = ["tcp", "shm"];
     const NIXL: [&str; 2] = ["UCX/tcp", "UCX/shm"];
-    let processes = |transport: &'static str, lanes: &[&str]| -> Result<Vec<Lane>, String> {
+    let mut lanes: Vec<Lane> = Vec::new();
+    let mut processes = |transport: &'static str, ways: &[&str]| -> Result<(), String> {
         let executable = peer_executable(transport)?;
-        let lane = |lane: &&str| Lane::Processes { transport, lane: (*lane).to_owned(), executable: executable.clone() };
-        Ok(lanes.iter().map(lane).collect())
+        for (memory, way) in Kinds::pairs(memory).iter().flat_map(|pair| ways.iter().map(move |way| (*pair, *way))) {
+            lanes.push(Lane::Processes { transport, lane: way.to_owned(), executable: executable.clone(), memory });
+        }
+        Ok(())
     };
-    if asked.is_empty() {
-        let mut lanes = vec![Lane::Loopback];
-        if cfg!(feature = "ucx") {
-            lanes.extend(processes("ucx", &UCX)?);
-        }
-        if cfg!(feature = "nixl") {
-            lanes.extend(processes("nixl", &NIXL)?);
-        }
-        return Ok(lanes);
-    }
-    let mut lanes = Vec::new();
     for TransportName { name, lane } in asked {
         match (name.as_str(), lane.as_deref()) {
-            ("loopback", _) => lanes.push(Lane::Loopback),
-            ("nixl", None | Some("UCX")) => lanes.extend(processes("nixl", &NIXL)?),
-            ("nixl", Some(lane)) => lanes.extend(processes("nixl", &[lane])?),
-            (_, None) => lanes.extend(processes("ucx", &UCX)?),
-            (_, Some(lane)) => lanes.extend(processes("ucx", &[lane])?),
+            ("loopback", _) => {}
+            ("nixl", None | Some("UCX")) => processes("nixl", &NIXL)?,
+            ("nixl", Some(lane)) => processes("nixl", &[lane])?,
+            (_, None) => processes("ucx", &UCX)?,
+            (_, Some(lane)) => processes("ucx", &[lane])?,
         }
     }
-    lanes.sort();
+    if asked.is_empty() && cfg!(feature = "ucx") {
+        processes("ucx", &UCX)?;
+    }
+    if asked.is_empty() && cfg!(feature = "nixl") {
+        processes("nixl", &NIXL)?;
+    }
+    if asked.is_empty() || asked.iter().any(|asked| asked.name == "loopback") {
+        lanes.push(Lane::Loopback(Kinds::both(memory)));
+    }
+    lanes.sort_by_key(Lane::to_string);
     lanes.dedup();
     Ok(lanes)
 }

@@ -7,7 +7,7 @@ use std::{
     process::{Command, ExitCode},
 };
 
-use crate::launch::prepare;
+use crate::{engine::Kinds, launch::prepare};
 use clap::{Parser, Subcommand};
 
 use super::{
@@ -96,7 +96,7 @@ fn become_peer(transport: &TransportName) -> ExitCode {
     };
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let mut command = Command::new(&executable);
-    let error = prepare(command.args(arguments), &transport.name, transport.lane.as_deref()).exec();
+    let error = prepare(command.args(arguments), &transport.name, transport.lane.as_deref(), Kinds::HOST).exec();
     complain("kvlease", format!("cannot start {}: {error}", executable.display()))
 }
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use gpu_mem::Memory;
+use gpu_mem::{Kind, Memory};
 use lease_proto::{
     clock::SystemClock,
     config::Config,
@@ -25,8 +25,8 @@ use super::{
 use crate::{
     bench::node::{self, Hooks, NodeArgs},
     engine::{
-        Arm, Carrier, Engine, EngineError, Setup, names_side_channel, params_extension, params_request, say, serve,
-        transport_error,
+        Arm, Carrier, Elsewhere, Engine, EngineError, Kinds, Setup, names_side_channel, params_extension, params_request, say,
+        serve, transport_error,
     },
 };
 
@@ -71,6 +71,12 @@ pub struct AgentArgs {
     /// How the transport is driven, where not as usual
     #[arg(long)]
     way: Option<String>,
+    /// Kind of memory that blocks lie in: host, pinned, cuda or cuda:N
+    #[arg(long, value_name = "KIND", default_value_t = Kind::Host)]
+    blocks: Kind,
+    /// Kind of memory that is read into
+    #[arg(long, value_name = "KIND", default_value_t = Kind::Host)]
+    landing: Kind,
 }
 
 /// Another way to drive a transport, for the cases about it.
@@ -89,7 +95,7 @@ impl<'a> Way<'a> {
         arm: Arm<T>,
     ) -> Self {
         let open = |lane: Option<&str>| open(lane).map(|(transport, permits)| (transport, permits, None));
-        Self { name, run: Box::new(move |args| run_agent(args, open, arm, Some(name))) }
+        Self { name, run: Box::new(move |args| run_agent(args, open, arm, Some(name), None)) }
     }
 
     /// As [`Way::new`], on an agent of the engine's, which carries the bytes.
@@ -99,7 +105,7 @@ impl<'a> Way<'a> {
         arm: Arm<T>,
     ) -> Self {
         let open = |lane: Option<&str>| open(lane).map(|(transport, carrier)| (transport, Permits::new(), Some(carrier)));
-        Self { name, run: Box::new(move |args| run_agent(args, open, arm, Some(name))) }
+        Self { name, run: Box::new(move |args| run_agent(args, open, arm, Some(name), None)) }
     }
 }
 
@@ -151,7 +157,10 @@ pub fn main<T: Data<Memory = Memory>>(
         Role::Agent(args) => {
             let way = args.way.as_ref().map(|name| ways.into_iter().find(|way| way.name == name));
             let ran = match way {
-                None => run_agent(&args, |lane| open(lane).map(|(transport, permits)| (transport, permits, None)), arm, None),
+                None => {
+                    let open = |lane: Option<&str>| open(lane).map(|(transport, permits)| (transport, permits, None));
+                    run_agent(&args, open, arm, None, hooks.elsewhere)
+                }
                 Some(Some(way)) => (way.run)(&args),
                 Some(None) => say(&json!({"unavailable": "this transport is not driven in that way"})).map_err(broken),
             };
@@ -216,10 +225,17 @@ fn run_agent<T: Data<Memory = Memory>>(
     open: impl FnOnce(Option<&str>) -> Result<(T, Permits, Option<Carrier<T>>), T::Error>,
     arm: Arm<T>,
     way: Option<&str>,
+    elsewhere: Option<Elsewhere<T>>,
 ) -> Result<(), EngineError> {
     // Whoever started it (a thread, which outlives its nodes) may be killed while this stands still. If that has happened already,
     // the control line is closed.
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| EngineError::Invalid(error.to_string()))?;
+    let memory = Kinds { blocks: args.blocks, landing: args.landing };
+    // Kept, as an engine keeps its devices.
+    let _sample = match memory.sample() {
+        Ok(sample) => sample,
+        Err(error) => return say(&json!({"unavailable": error.to_string()})).map_err(broken),
+    };
     let (seed, incarnation) = entropy()?;
     let setup = Setup {
         name: args.name.clone(),
@@ -229,6 +245,7 @@ fn run_agent<T: Data<Memory = Memory>>(
         seed,
         incarnation,
         raw: args.raw,
+        memory,
     };
     let mut carrier = None;
     let open = || {
@@ -245,6 +262,9 @@ fn run_agent<T: Data<Memory = Memory>>(
     };
     if let Some(carrier) = carrier {
         engine.carried_by(carrier);
+    }
+    if let Some(elsewhere) = elsewhere {
+        engine.registers_elsewhere(elsewhere);
     }
     say(&json!({"ready": true, "way": way})).map_err(broken)?;
     serve(engine, arm)

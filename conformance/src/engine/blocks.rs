@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use gpu_mem::{HostSlab, Memory};
+use gpu_mem::{Kind, Memory};
 use lease_proto::{
     frame::HEADER,
     id::Incarnation,
@@ -36,6 +36,7 @@ pub(super) struct Place {
 
 /// Registered memory, by the numbers of its slabs.
 pub(super) struct Blocks<R> {
+    kind: Kind,
     slabs: BTreeMap<u32, Slab<R>>,
     next: u32,
     /// Places that are free as soon as the transport lets them be fenced.
@@ -56,8 +57,8 @@ pub(super) fn ranges(ids: &[u32]) -> Vec<Range> {
 }
 
 impl<R> Blocks<R> {
-    pub(super) fn new() -> Self {
-        Self { slabs: BTreeMap::new(), next: 0, unfenced: Vec::new() }
+    pub(super) fn new(kind: Kind) -> Self {
+        Self { kind, slabs: BTreeMap::new(), next: 0, unfenced: Vec::new() }
     }
 
     /// Puts a request's bytes into blocks, of the pool or of the lease's own.
@@ -85,7 +86,7 @@ impl<R> Blocks<R> {
         T: Data<Memory = Memory, Registration = R>,
     {
         let blocks = if one_lease { BLOCKS } else { BLOCKS * LEASES };
-        let memory = Memory::from(HostSlab::new(blocks as usize * BLOCK)?);
+        let memory = Memory::allocate(self.kind, blocks as usize * BLOCK)?;
         let registered = if one_lease { transport.register_fenced(memory.clone()) } else { transport.register(memory.clone()) };
         // In no order, so that a lease's blocks lie apart: 7 and the number of blocks have no common divisor.
         let free = (0..blocks).map(|at| at * 7 % blocks).collect();

@@ -93,9 +93,15 @@ pub enum Command {
         bytes: usize,
         /// The number of the pattern.
         pattern: u64,
+        /// What it is for.
+        #[serde(default)]
+        purpose: Purpose,
         /// To be fenced at a lease's end.
         #[serde(default)]
         one_lease: bool,
+        /// On a fresh thread, where the transport lets any register; it is filled on one in any case.
+        #[serde(default)]
+        elsewhere: bool,
     },
     /// Write another pattern over a region.
     Fill {
@@ -125,8 +131,11 @@ pub enum Command {
     Deregister {
         /// The region's number.
         region: u64,
+        /// On a fresh thread, where the transport lets any do so.
+        #[serde(default)]
+        elsewhere: bool,
     },
-    /// Say whether the memory of a region that was ended has been given back.
+    /// Keep no memory of a region, and say whether nobody else does either: it has been given back.
     GivenBack {
         /// The region's number.
         region: u64,
@@ -156,7 +165,32 @@ pub enum Command {
         pattern: u64,
         /// Offsets and lengths.
         ranges: Vec<(u64, u64)>,
+        /// On a fresh thread.
+        #[serde(default)]
+        elsewhere: bool,
     },
+    /// Allocate memory and take a part of it, over and over, and say how the last time ended and what is left of them all.
+    Allocate {
+        /// Its kind by name.
+        kind: String,
+        /// How much.
+        bytes: usize,
+        /// Offset and length of the part.
+        part: (usize, usize),
+        /// How often.
+        times: usize,
+    },
+}
+
+/// What memory is for, which decides its kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// To be read by peers.
+    #[default]
+    Blocks,
+    /// To be read into.
+    Landing,
 }
 
 /// The message of this number: the number itself in four bytes, then bytes that count up from zero.

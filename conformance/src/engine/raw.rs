@@ -59,6 +59,7 @@ impl<T: Data<Memory = Memory>> Engine<T> {
             "dead_peer": dead_peer,
             "reads": reads,
             "fence": states.fence,
+            "cuda": states.cuda,
             "answered": states.answered,
             "holds_back": states.holds_back,
             "reads_need_owner": states.reads_need_owner,

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use gpu_mem::{HostSlab, Memory};
+use gpu_mem::{Kind, Memory};
 use lease_proto::{
     frame::Frame,
     id::Token,
@@ -25,6 +25,8 @@ pub(super) struct Tracked {
 
 /// Reads that wait for room, those under way, and destinations for more.
 pub(super) struct Reads<R> {
+    /// Of the destinations.
+    kind: Kind,
     waiting: VecDeque<(String, PeerId)>,
     /// With the bytes that were asked for.
     under_way: HashMap<ReadId, (String, usize, Landing<R>)>,
@@ -50,8 +52,8 @@ impl Over {
 }
 
 impl<R> Reads<R> {
-    pub(super) fn new() -> Self {
-        Self { waiting: VecDeque::new(), under_way: HashMap::new(), spare: Vec::new() }
+    pub(super) fn new(kind: Kind) -> Self {
+        Self { kind, waiting: VecDeque::new(), under_way: HashMap::new(), spare: Vec::new() }
     }
 
     pub(super) fn want(&mut self, request: String, peer: PeerId) {
@@ -98,7 +100,7 @@ impl<R> Reads<R> {
         let landing = match self.spare.pop() {
             Some(landing) => landing,
             None => {
-                let memory = Memory::from(HostSlab::new(LEASE_BYTES)?);
+                let memory = Memory::allocate(self.kind, LEASE_BYTES)?;
                 Landing { registration: transport.register(memory.clone()).map_err(transport_error)?, memory }
             }
         };

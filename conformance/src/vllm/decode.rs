@@ -43,7 +43,7 @@ pub fn decode(args: &DecodeArgs, params: &[Value], open: Open<'_>) -> Result<End
     let terms = setup.config.validate(setup.wire)?;
     let decode_rank = |(mut rank, fits): (NixlRank, Vec<Fit>)| {
         rank.transport.set_side_channel(client(&terms, args.role.compat_hash.clone())?);
-        DecodeRank::new(rank, &remotes, fits, args.hold)
+        DecodeRank::new(rank, &remotes, fits, args)
     };
     let mut ranks = ranks.into_iter().zip(fits).map(decode_rank).collect::<Result<Vec<DecodeRank>, EngineError>>()?;
     if let Some(warning) = terms.warning() {

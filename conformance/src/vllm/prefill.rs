@@ -1,7 +1,5 @@
 //! The role of a prefill instance of vLLM: holds block memory on every rank, answers for it, and grants leases on it.
 
-use std::collections::BTreeMap;
-
 use lease_proto::{holder::Grant, id::RequestId, time::Duration};
 use serde_json::json;
 
@@ -40,26 +38,19 @@ pub fn prefill(args: &PrefillArgs, open: Open<'_>) -> Result<(), EngineError> {
         let agent = rank.transport.agent_metadata().map_err(crate::engine::transport_error)?;
         let metadata = pool.metadata(&setup.name, agent);
         listener.publish(rank.ear.identity.rank, &metadata, args.role.compat_hash.as_deref())?;
+        if args.role.block_map {
+            pool.block_maps().for_each(|map| rank.tell("block_map", map));
+        }
     }
     let (host, port) = listener.address();
-    let remote = |(number, request): (usize, &String)| {
-        Ok(Remote {
-            request: RequestId::try_from(request.as_str())?,
-            engine: setup.name.clone(),
-            host: host.clone(),
-            port,
-            tp: args.role.tp,
-            blocks: pool::ids(blocks, number),
-            generation: GENERATION,
-        })
-    };
-    let remotes = args.grant.iter().enumerate().map(remote).collect::<Result<Vec<Remote>, EngineError>>()?;
     // All or none: parameters that were printed stand for a lease that is kept.
-    let mut held = BTreeMap::new();
-    for remote in &remotes {
-        let number = grant(&mut ranks, &pools, remote, args)
-            .map_err(|error| EngineError::Invalid(format!("--grant {}: {error}", shown(&remote.request.to_string()))))?;
-        held.insert(number, remote.blocks.clone());
+    let mut remotes = Vec::new();
+    for id in &args.grant {
+        let refused = |error: EngineError| EngineError::Invalid(format!("--grant {}: {error}", shown(id)));
+        let request = RequestId::try_from(id.as_str())?;
+        let blocks = grant(&mut ranks, &pools, &request, args).map_err(refused)?;
+        let (engine, host, tp) = (setup.name.clone(), host.clone(), args.role.tp);
+        remotes.push(Remote { request, engine, host, port, tp, blocks, generation: GENERATION });
     }
     if let Some(warning) = ranks.first().and_then(|rank| rank.holder.terms().warning()) {
         remark("warning", warning);
@@ -70,7 +61,7 @@ pub fn prefill(args: &PrefillArgs, open: Open<'_>) -> Result<(), EngineError> {
         for (rank, pool) in ranks.iter_mut().zip(&pools) {
             next = next.into_iter().chain(rank.turn()?).min();
             for token in std::mem::take(&mut rank.ear.freed) {
-                pool.poison(held.get(&token.number).map_or(&[], Vec::as_slice))?;
+                pool.end(token.number)?;
             }
         }
         let is_over = ranks.iter().all(|rank| rank.holder.live() == 0);
@@ -96,16 +87,21 @@ fn check_tp(args: &RoleArgs) -> Result<(), EngineError> {
     Err(EngineError::Invalid(why))
 }
 
-/// Grants on every rank what is written on every rank, under one token, and returns its number. How many will read is learnt from
-/// their completions.
-fn grant(ranks: &mut [NixlRank], pools: &[Pool], remote: &Remote, args: &PrefillArgs) -> Result<u64, EngineError> {
-    let request = remote.request.to_string();
-    pools.iter().try_for_each(|pool| pool.fill(&request, &remote.blocks))?;
+/// Grants blocks with the request's bytes on every rank, under one token, and returns their ids. How many will read is learnt from their
+/// completions.
+fn grant(ranks: &mut [NixlRank], pools: &[Pool], request: &RequestId, args: &PrefillArgs) -> Result<Vec<u64>, EngineError> {
     let first = ranks.first_mut().ok_or_else(|| EngineError::Invalid("expected a rank".into()))?;
     let token = first.holder.mint();
-    for rank in ranks {
-        let grant = Grant { request: &remote.request, token, consumers: args.consumers, ttl: args.ttl };
+    let mut ids = None;
+    for (rank, pool) in ranks.iter_mut().zip(pools) {
+        // Lent before anything is promised on them.
+        let lent = pool.lend(token.number, pool.fill(&request.to_string())?)?;
+        let grant = Grant { request, token, consumers: args.consumers, ttl: args.ttl };
         rank.with(|holder, _, cx| holder.grant(cx, grant)).map_err(EngineError::Refused)?;
+        // Pools that give and take in one order stay alike; readers go by one list for all.
+        if *ids.get_or_insert_with(|| lent.clone()) != lent {
+            return Err(EngineError::Invalid("expected the same blocks on every rank".into()));
+        }
     }
-    Ok(token.number)
+    Ok(ids.unwrap_or_default())
 }

@@ -42,6 +42,8 @@ pub(crate) enum Flaw {
     NeverDeregisters,
     /// Memory is held for ever.
     KeepsMemory,
+    /// It registers a copy of the memory, and reads into one.
+    CopiesMemory,
     /// What would block is accepted, and lost.
     NeverBlocks,
     /// Every read goes to the peer and the region of the first.
@@ -59,7 +61,7 @@ pub(crate) fn flawed(flaw: Flaw) -> Box<dyn Lab> {
         };
     }
     lab!(WrongByte LostPart DoneBeforeTheData Spills ForgetsFailures EndsTwice RefusesNothing ServesTheWithdrawn NeedsTheOwner
-        FenceWithoutEffect NeverDeregisters KeepsMemory NeverBlocks MixesPeers)
+        FenceWithoutEffect NeverDeregisters KeepsMemory CopiesMemory NeverBlocks MixesPeers)
 }
 
 /// The token of the cases about the transport alone.
@@ -121,6 +123,7 @@ impl Flawed {
     }
 
     fn wrap(&mut self, memory: Memory, one_lease: bool) -> Result<FlawedRegion, LoopbackError> {
+        let memory = if self.flaw == Flaw::CopiesMemory { copied(&memory) } else { memory };
         let region = match one_lease {
             true => self.inner.register_fenced(memory.clone())?,
             false => self.inner.register(memory.clone())?,
@@ -145,6 +148,13 @@ impl Flawed {
             _ => {}
         }
     }
+}
+
+fn copied(memory: &Memory) -> Memory {
+    let (copy, mut bytes) = (Memory::allocate(memory.kind(), memory.len()).unwrap(), vec![0; memory.len()]);
+    memory.copy_out(0, &mut bytes).unwrap();
+    copy.copy_in(0, &bytes).unwrap();
+    copy
 }
 
 fn flip(memory: &Memory, at: usize) {

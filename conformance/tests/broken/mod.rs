@@ -13,8 +13,9 @@ use conformance::{
         MemoryLab,
         lab::{Lab, NodeId, Signal, Spec, Trouble},
     },
-    engine::Command,
+    engine::{Command, Kinds},
 };
+use gpu_mem::Kind;
 use lease_proto::time::{Duration, Instant};
 use serde_json::Value;
 
@@ -38,6 +39,8 @@ pub(crate) struct Twist {
     says_no_way: bool,
     /// Owners serve reads.
     served: bool,
+    /// The kinds of memory that its nodes are said to be told to use.
+    memory: Kinds,
 }
 
 impl Twist {
@@ -50,12 +53,18 @@ impl Twist {
             uncut: false,
             says_no_way: false,
             served: false,
+            memory: Kinds::HOST,
         }
     }
 
     /// The same where owners serve reads.
     pub(crate) fn served(self) -> Self {
         Self { served: true, ..self }
+    }
+
+    /// The same, said to be about this kind of memory.
+    pub(crate) fn about(self, kind: Kind) -> Self {
+        Self { memory: Kinds::both(kind), ..self }
     }
 
     /// The link goes on when it is cut.
@@ -151,6 +160,10 @@ impl Lab for Broken {
     fn start(&mut self, spec: &Spec) -> Result<NodeId, Trouble> {
         self.names.push(spec.name);
         self.inner.start(spec)
+    }
+
+    fn memory(&self) -> Kinds {
+        self.twist.memory
     }
 
     fn way(&self, node: NodeId) -> Option<&str> {

@@ -1,6 +1,7 @@
 //! What may be wrong, the cases that must see it, and what they must say.
 
 use conformance::engine::{Command, Filling};
+use gpu_mem::Kind;
 use lease_proto::frame::Frame;
 use serde_json::{Value, json};
 
@@ -228,6 +229,61 @@ const READ: &[Row] = &[
 ];
 
 #[rustfmt::skip] // a table
+const MEMORY: &[Row] = &[
+    (&["memory/kind", "memory/owned", "memory/threads", "memory/refused"], "expected landed", || Twist::lost("landed")),
+    (&["memory/kind"], "expected host memory, got \"cuda:0\"", || registers_as(json!({"result": "ok", "kind": "cuda:0"}))),
+    (&["memory/kind"], "expected cuda:0 memory, got \"host\"", || Twist::none().about(DEVICE)),
+    (&["memory/kind"], "took cuda:0 memory, and states that it takes none", || registers_as(json!({"result": "ok", "kind": "cuda:0"})).about(DEVICE)),
+    // Never a skip: what takes a device's memory for the host's would write to addresses that are none.
+    (&["memory/kind", "memory/owned", "memory/threads", "memory/refused"], "ucx registered cuda:0 memory as host", || {
+        registers_as(json!({"result": "unsupported", "detail": "ucx registered cuda:0 memory as host"}))
+    }),
+    (&["memory/owned", "memory/threads"], "was not given back", || Twist::ignores(|command| matches!(command, Command::Deregister { .. }))),
+    (&["memory/owned"], "given back while it was registered", || Twist::answers(|command, answer| match command {
+        Command::GivenBack { .. } => Ok(json!({"given_back": true})),
+        _ => answer,
+    })),
+    (&["memory/threads"], "on a thread, byte 7 is not what it shall be", || Twist::answers(|command, answer| match command {
+        Command::Compare { elsewhere: true, .. } => Ok(json!({"matches": false, "first": 7})),
+        _ => answer,
+    })),
+    (&["memory/refused"], "expected zero size for 0 bytes of host memory", || allocates(|bytes, _, _| bytes == 0, "ok")),
+    (&["memory/refused"], "expected too large", || allocates(|bytes, _, _| bytes == usize::MAX, "out of memory")),
+    (&["memory/refused"], "expected unavailable for 4096 bytes of cuda:999 memory", || allocates(|_, kind, _| kind == "cuda:999", "ok")),
+    (&["memory/refused"], "expected zero size for 4096 bytes", || allocates(|bytes, _, part| bytes > 0 && part.1 == 0, "ok")),
+    (&["memory/refused"], "of which 4097 from 0", || allocates(|_, _, part| part == (0, 4097), "ok")),
+    (&["memory/refused"], "of which 1 from 4096", || allocates(|_, _, part| part == (4096, 1), "ok")),
+    (&["memory/refused"], "expected out of range", || allocates(|_, _, part| part == (usize::MAX, 1), "ok")),
+    (&["memory/refused"], "expected out of range", || allocates(|_, _, part| part == (1, usize::MAX), "ok")),
+    (&["memory/refused"], "expected ok", || allocates(|_, _, part| part == (4095, 1), "out of range")),
+    (&["memory/refused"], "left 100 files or mappings behind", || Twist::answers(|command, answer| match command {
+        Command::Allocate { kind, .. } if kind == "cuda:999" => answer.map(|answer| with(answer, "left", 100)),
+        _ => answer,
+    })),
+];
+
+const DEVICE: Kind = Kind::Cuda { device: 0 };
+
+/// Memory is said to be registered like this, unless it is a byte's: nothing else could go on.
+fn registers_as(said: Value) -> Twist {
+    let takes = said["result"] == "ok";
+    Twist::answers(move |command, answer| match command {
+        Command::Register { bytes, .. } if *bytes == 1 || !takes => Ok(said.clone()),
+        _ => answer,
+    })
+}
+
+/// What `which` picks, by its size, its kind and the part of it, is said to end like this.
+fn allocates(which: fn(usize, &str, (usize, usize)) -> bool, result: &'static str) -> Twist {
+    Twist::answers(move |command, answer| match command {
+        Command::Allocate { kind, bytes, part, .. } if which(*bytes, kind, *part) => {
+            answer.map(|answer| with(answer, "result", result))
+        }
+        _ => answer,
+    })
+}
+
+#[rustfmt::skip] // a table
 pub(crate) const FLAWS: &[FlawRow] = &[
     (&["read/bytes", "read/ranges", "read/many", "read/bounds", "read/fenced", "read/killed", "read/stopped", "read/disconnected", "read/junk-region", "read/deregistered"], "is not what it shall be", Flaw::WrongByte),
     (&["read/bytes", "read/ranges", "read/many", "read/stopped"], "is not what it shall be", Flaw::LostPart),
@@ -244,6 +300,12 @@ pub(crate) const FLAWS: &[FlawRow] = &[
     (&["read/killed", "read/disconnected", "read/deregistered"], "was not given back", Flaw::KeepsMemory),
     (&["read/many"], "is not what it shall be", Flaw::MixesPeers),
     (&["notify/never-polled"], "expected to be held back", Flaw::NeverBlocks),
+    (&["memory/kind", "memory/owned", "memory/threads", "memory/refused"], "is not what it shall be", Flaw::WrongByte),
+    (&["memory/kind", "memory/threads"], "is not what it shall be", Flaw::LostPart),
+    (&["memory/kind", "memory/threads", "memory/refused"], "byte 0 is not what it shall be", Flaw::CopiesMemory),
+    (&["memory/owned"], "given back while it was registered", Flaw::CopiesMemory),
+    (&["memory/owned", "memory/threads"], "was not given back", Flaw::NeverDeregisters),
+    (&["memory/owned", "memory/threads"], "was not given back", Flaw::KeepsMemory),
 ];
 
 /// Every read is said to have come with the right bytes, and in time.
@@ -279,5 +341,5 @@ fn framed(hex: &str) -> Option<Vec<u8>> {
 
 /// All faults.
 pub(crate) fn rows() -> impl Iterator<Item = Row> {
-    [NOTIFY, CONNECT, READ, LEASE, DRIVE, FAULT, PARTITION].concat().into_iter()
+    [NOTIFY, CONNECT, READ, MEMORY, LEASE, DRIVE, FAULT, PARTITION].concat().into_iter()
 }

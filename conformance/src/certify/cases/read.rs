@@ -2,15 +2,16 @@
 
 mod bytes;
 mod ends;
+mod memory;
 mod rights;
 
 use serde_json::Value;
 
 use super::{Bench, Case, Command, NodeId, Trouble, connect::told, ensure, notify::link};
-use crate::certify::lab::Signal;
+use crate::{certify::lab::Signal, engine::Purpose};
 
 pub(super) fn cases() -> Vec<Case> {
-    [bytes::CASES, rights::CASES, ends::CASES].concat()
+    [bytes::CASES, rights::CASES, ends::CASES, memory::CASES].concat()
 }
 
 type Ranges = Vec<(u64, u64)>;
@@ -58,9 +59,22 @@ fn permit(bench: &mut Bench, owner: NodeId, allowed: bool) -> Result<(), Trouble
     bench.tell(owner, Command::Permit { token: TOKEN, allowed }).map(|_| ())
 }
 
-/// Registers so many bytes of a pattern, and returns the region's number.
+/// Registers so many bytes of a pattern to be read, and returns the region's number.
 fn register(bench: &mut Bench, node: NodeId, bytes: u64, pattern: u64) -> Result<u64, Trouble> {
-    let answer = bench.tell(node, Command::Register { bytes: bytes as usize, pattern, one_lease: false })?;
+    registered(bench, node, command(bytes, pattern, Purpose::Blocks, false))
+}
+
+/// Registers so many bytes of the readers' pattern to be read into.
+fn landing(bench: &mut Bench, node: NodeId, bytes: u64) -> Result<u64, Trouble> {
+    registered(bench, node, command(bytes, TARGET, Purpose::Landing, false))
+}
+
+fn command(bytes: u64, pattern: u64, purpose: Purpose, elsewhere: bool) -> Command {
+    Command::Register { bytes: bytes as usize, pattern, purpose, one_lease: false, elsewhere }
+}
+
+fn registered(bench: &mut Bench, node: NodeId, command: Command) -> Result<u64, Trouble> {
+    let answer = bench.tell(node, command)?;
     answer["region"].as_u64().ok_or_else(|| Trouble::Failed(format!("cannot register: {answer}")))
 }
 
@@ -77,7 +91,7 @@ fn export(bench: &mut Bench, node: NodeId, region: u64) -> Result<String, Troubl
 /// A region of the owner with its pattern, exported, and one of the reader.
 fn regions(bench: &mut Bench, at: &Sides, bytes: u64) -> Result<(u64, String, u64), Trouble> {
     let source = register(bench, at.owner, bytes, SOURCE)?;
-    Ok((source, export(bench, at.owner, source)?, register(bench, at.reader, bytes, TARGET)?))
+    Ok((source, export(bench, at.owner, source)?, landing(bench, at.reader, bytes)?))
 }
 
 /// What is to be read.
@@ -162,7 +176,7 @@ impl Sides {
 
 /// Memory holds these ranges of a pattern, one after the other.
 fn holds(bench: &mut Bench, node: NodeId, region: u64, at: u64, pattern: u64, ranges: &[(u64, u64)]) -> Result<(), Trouble> {
-    let compare = Command::Compare { region, at: at as usize, pattern, ranges: ranges.to_vec() };
+    let compare = Command::Compare { region, at: at as usize, pattern, ranges: ranges.to_vec(), elsewhere: false };
     let answer = bench.tell(node, compare)?;
     ensure(answer["matches"] == true, || format!("byte {} is not what it shall be", answer["first"]))
 }
@@ -170,7 +184,7 @@ fn holds(bench: &mut Bench, node: NodeId, region: u64, at: u64, pattern: u64, ra
 /// A region that was ended gives its memory back once nothing touches it any more.
 fn given_back(bench: &mut Bench, node: NodeId, region: u64) -> Result<(), Trouble> {
     const MOMENTS: usize = 20;
-    bench.tell(node, Command::Deregister { region })?;
+    bench.tell(node, Command::Deregister { region, elsewhere: false })?;
     for _ in 0..MOMENTS {
         if bench.tell(node, Command::GivenBack { region })?["given_back"] == true {
             return Ok(());

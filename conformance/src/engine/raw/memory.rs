@@ -1,8 +1,8 @@
 //! Memory without the protocol: regions by number, with bytes that can be compared.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs};
 
-use gpu_mem::{HostSlab, Memory};
+use gpu_mem::{Kind, Memory, MemoryError, Watch};
 use lease_proto::{
     frame::{Frame, HEADER},
     id::Token,
@@ -11,7 +11,7 @@ use lease_proto::{
 use serde_json::{Value, json};
 
 use super::{
-    super::{Command, Engine, EngineError, hex, pattern::Pattern, transport_error, unhex},
+    super::{Command, Elsewhere, Engine, EngineError, Kinds, Purpose, hex, on_thread, pattern::Pattern, transport_error, unhex},
     refused,
 };
 
@@ -19,32 +19,80 @@ use super::{
 const LARGEST_EXPORT: usize = 16 << 10;
 
 /// Memory by its numbers, and its registrations while they stand.
-pub(in super::super) struct Regions<R> {
+pub(in super::super) struct Regions<T: Data> {
     last: u64,
-    all: BTreeMap<u64, (Option<R>, Option<Memory>)>,
+    kinds: Kinds,
+    all: BTreeMap<u64, Region<T::Registration>>,
+    /// Where the transport lets any thread register.
+    pub(in super::super) elsewhere: Option<Elsewhere<T>>,
 }
 
-impl<R> Default for Regions<R> {
-    fn default() -> Self {
-        Self { last: 0, all: BTreeMap::new() }
+struct Region<R> {
+    registration: Option<R>,
+    /// What is kept besides the registration.
+    kept: Option<Memory>,
+    watch: Watch,
+}
+
+impl<T: Data> Regions<T> {
+    pub(in super::super) fn new(kinds: Kinds) -> Self {
+        Self { last: 0, kinds, all: BTreeMap::new(), elsewhere: None }
+    }
+
+    fn region(&mut self, region: u64) -> Result<&mut Region<T::Registration>, EngineError> {
+        self.all.get_mut(&region).ok_or_else(|| unknown(region))
+    }
+
+    /// The memory of a region, whoever keeps it.
+    fn memory(&self, region: u64) -> Result<Memory, EngineError> {
+        self.all.get(&region).and_then(|region| region.watch.memory()).ok_or_else(|| unknown(region))
+    }
+
+    fn registration(&self, region: u64) -> Result<&T::Registration, EngineError> {
+        self.all.get(&region).and_then(|region| region.registration.as_ref()).ok_or_else(|| unknown(region))
+    }
+
+    fn insert(&mut self, registration: T::Registration, memory: Memory) -> u64 {
+        self.last += 1;
+        let watch = memory.watch();
+        self.all.insert(self.last, Region { registration: Some(registration), kept: Some(memory), watch });
+        self.last
     }
 }
 
-impl<R> Regions<R> {
-    fn memory(&self, region: u64) -> Result<&Memory, EngineError> {
-        self.all.get(&region).and_then(|(_, memory)| memory.as_ref()).ok_or_else(|| unknown(region))
-    }
+/// Memory that holds a pattern.
+fn filled(kind: Kind, bytes: usize, pattern: u64) -> Result<Memory, MemoryError> {
+    let memory = Memory::allocate(kind, bytes)?;
+    Pattern(pattern).write(0, &memory, 0, bytes)?;
+    Ok(memory)
+}
 
-    fn registration(&self, region: u64) -> Result<&R, EngineError> {
-        self.all.get(&region).and_then(|(registration, _)| registration.as_ref()).ok_or_else(|| unknown(region))
-    }
+/// How an allocation, and a part of it, are had or refused, by name.
+fn allocate(kind: &str, bytes: usize, (offset, length): (usize, usize)) -> Result<(), MemoryError> {
+    Memory::allocate(kind.parse()?, bytes)?.range(offset, length).map(|_| ())
+}
 
-    /// Whether nobody else holds the memory any more; then it is gone.
-    fn given_back(&mut self, region: u64) -> Result<bool, EngineError> {
-        let (_, memory) = self.all.get_mut(&region).ok_or_else(|| unknown(region))?;
-        *memory = memory.take().and_then(|memory| memory.try_into_slab().err());
-        Ok(memory.is_none())
+fn name(error: &MemoryError) -> &'static str {
+    match error {
+        MemoryError::ZeroSize => "zero size",
+        MemoryError::TooLarge { .. } => "too large",
+        MemoryError::OutOfMemory { .. } => "out of memory",
+        MemoryError::OutOfRange { .. } => "out of range",
+        MemoryError::Unavailable { .. } => "unavailable",
+        MemoryError::UnknownKind => "unknown kind",
+        _ => "refused",
     }
+}
+
+/// Files that this process has open and mappings that it has.
+fn in_use() -> usize {
+    let files = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    files + fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.lines().count())
+}
+
+/// Here, or on a fresh thread.
+fn on<R: Send>(elsewhere: bool, f: impl FnOnce() -> R + Send) -> R {
+    if elsewhere { on_thread(f) } else { f() }
 }
 
 fn unknown(region: u64) -> EngineError {
@@ -65,22 +113,26 @@ impl<T: Data<Memory = Memory>> Engine<T> {
             (&mut self.rank.transport, &self.rank.ear.permits, self.rank.ear.identity.incarnation);
         let regions = self.raw.as_mut().ok_or_else(|| EngineError::Invalid("expected a node that was started as raw".into()))?;
         match command {
-            Command::Register { bytes, pattern, one_lease } => {
-                let memory = Memory::from(HostSlab::new(bytes)?);
-                Pattern(pattern).write(0, &memory, 0, bytes)?;
-                let registered =
-                    if one_lease { transport.register_fenced(memory.clone()) } else { transport.register(memory.clone()) };
-                let registration = match registered {
-                    Ok(registration) => registration,
+            Command::Register { bytes, pattern, purpose, one_lease, elsewhere } => {
+                let kind = match purpose {
+                    Purpose::Blocks => regions.kinds.blocks,
+                    Purpose::Landing => regions.kinds.landing,
+                };
+                let memory = on(elsewhere, || filled(kind, bytes, pattern))?;
+                let registered = match regions.elsewhere.filter(|_| elsewhere) {
+                    Some(there) => (there.register)(transport, memory.clone()),
+                    None if one_lease => transport.register_fenced(memory.clone()),
+                    None => transport.register(memory.clone()),
+                };
+                let (kind, registration) = match registered {
+                    Ok(registration) => (memory.kind().to_string(), registration),
                     Err(error) => return Ok(refused(&error)),
                 };
-                regions.last += 1;
-                regions.all.insert(regions.last, (Some(registration), Some(memory)));
-                Ok(json!({"result": "ok", "region": regions.last}))
+                Ok(json!({"result": "ok", "region": regions.insert(registration, memory), "kind": kind}))
             }
             Command::Fill { region, pattern } => {
                 let memory = regions.memory(region)?;
-                Pattern(pattern).write(0, memory, 0, memory.len())?;
+                Pattern(pattern).write(0, &memory, 0, memory.len())?;
                 Ok(json!({}))
             }
             Command::Export { region } => {
@@ -99,12 +151,20 @@ impl<T: Data<Memory = Memory>> Engine<T> {
                 Ok(()) => Ok(json!({"result": "ok"})),
                 Err(error) => Ok(refused(&error)),
             },
-            Command::Deregister { region } => {
-                let (registration, _) = regions.all.get_mut(&region).ok_or_else(|| unknown(region))?;
-                drop(registration.take());
+            Command::Deregister { region, elsewhere } => {
+                let there = regions.elsewhere.filter(|_| elsewhere);
+                let ended = regions.region(region)?.registration.take();
+                match there {
+                    Some(there) => ended.map_or((), there.end),
+                    None => drop(ended),
+                }
                 Ok(json!({}))
             }
-            Command::GivenBack { region } => Ok(json!({"given_back": regions.given_back(region)?})),
+            Command::GivenBack { region } => {
+                let region = regions.region(region)?;
+                region.kept = None;
+                Ok(json!({"given_back": region.watch.memory().is_none()}))
+            }
             Command::Fetch { peer, token: (number, nonce), from, ranges, into, at } => {
                 let bytes = unhex(&from).ok_or_else(|| EngineError::Invalid("expected hex".into()))?;
                 let frame = match Frame::decode(&bytes) {
@@ -117,11 +177,39 @@ impl<T: Data<Memory = Memory>> Engine<T> {
                     Err(error) => Ok(refused(&error)),
                 }
             }
-            Command::Compare { region, at, pattern, ranges } => {
-                let differs = Pattern(pattern).differs(&parts(&ranges), regions.memory(region)?, at)?;
+            Command::Compare { region, at, pattern, ranges, elsewhere } => {
+                let memory = regions.memory(region)?;
+                let differs = on(elsewhere, || Pattern(pattern).differs(&parts(&ranges), &memory, at))?;
                 Ok(json!({"matches": differs.is_none(), "first": differs}))
+            }
+            Command::Allocate { kind, bytes, part, times } => {
+                let before = in_use();
+                let mut last = Ok(());
+                for _ in 0..times {
+                    last = allocate(&kind, bytes, part);
+                }
+                let mut answer = match last {
+                    Ok(()) => json!({"result": "ok"}),
+                    Err(error) => json!({"result": name(&error), "detail": error.to_string()}),
+                };
+                answer["left"] = in_use().saturating_sub(before).into();
+                Ok(answer)
             }
             other => Err(EngineError::Invalid(format!("expected a command of this node, got {other:?}"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_open_shows() {
+        const COUNT: usize = 200;
+        let before = in_use();
+        let files: Vec<fs::File> = (0..COUNT).map(|_| fs::File::open("/proc/self/maps").unwrap()).collect();
+        assert!(in_use() >= before + COUNT / 2, "other tests close some");
+        drop(files);
     }
 }

@@ -20,10 +20,12 @@ use transport_nixl::{
 
 use super::Outcome;
 use crate::{
+    cli::decode::DecodeArgs,
     engine::EngineError,
     vllm::{
         params::Remote,
         plan::Slice,
+        pool::block_map,
         ranks::NixlRank,
         reading::{Cannot, Landing, Reading},
     },
@@ -62,6 +64,7 @@ pub(super) struct DecodeRank {
     /// Peers by engine and rank that have shaken hands, their agents, which no other life of them has, and their engines' clocks.
     met: BTreeMap<(String, u16), (PeerId, String)>,
     clocks: BTreeMap<String, VllmOffset>,
+    tells_blocks: bool,
 }
 
 impl DecodeRank {
@@ -69,7 +72,7 @@ impl DecodeRank {
     ///
     /// # Errors
     /// One that cannot be tracked.
-    pub(super) fn new(mut rank: NixlRank, remotes: &[Remote], fits: Vec<Fit>, hold: Duration) -> Result<Self, EngineError> {
+    pub(super) fn new(mut rank: NixlRank, remotes: &[Remote], fits: Vec<Fit>, args: &DecodeArgs) -> Result<Self, EngineError> {
         let mut waiting = Vec::new();
         for (remote, fit) in remotes.iter().zip(fits) {
             let handle = track(&mut rank, remote, &fit)?;
@@ -77,9 +80,10 @@ impl DecodeRank {
             let from = fit.targets.iter().map(|target| number(*target)).collect();
             waiting.push(Waiting { remote: remote.clone(), handle, from, slice, peers: Err(rank.now()) });
         }
-        let (due, patience) = (rank.now().saturating_add(hold), rank.reader.terms().lost_after());
+        let (due, patience) = (rank.now().saturating_add(args.hold), rank.reader.terms().lost_after());
         let (met, clocks) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Self { inner: rank, waiting, reading: None, landing: Landing::default(), due, patience, met, clocks })
+        let (landing, tells_blocks) = (Landing::default(), args.role.block_map);
+        Ok(Self { inner: rank, waiting, reading: None, landing, due, patience, met, clocks, tells_blocks })
     }
 
     /// Whether nothing is left to read, nor to tell where somebody can be told.
@@ -236,7 +240,15 @@ impl DecodeRank {
             "regions": handshake.metadata.regions(),
             "blocks": handshake.metadata.num_blocks,
         });
+        let regions = if self.tells_blocks { 0..handshake.metadata.regions() } else { 0..0 };
+        let device = handshake.metadata.device_id.into();
+        let layouts = regions.filter_map(|region| Some((region, handshake.metadata.layout(region).ok()?)));
+        let maps: Vec<_> = layouts.map(|(region, layout)| block_map(region, device, layout)).collect();
         self.inner.tell("handshake", told);
+        for mut map in maps {
+            map["from"] = rank.into();
+            self.inner.tell("block_map", map);
+        }
     }
 }
 

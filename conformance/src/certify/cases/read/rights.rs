@@ -7,10 +7,10 @@ use lease_proto::{
 };
 
 use super::{
-    Bench, Case, Command, Fetch, LARGEST, LATER, SOURCE, Sides, TARGET, TOKEN, Trouble, ensure, export, fill, permit, regions,
-    register, served, sides,
+    Bench, Case, Command, Fetch, LARGEST, LATER, SOURCE, Sides, TARGET, TOKEN, Trouble, ensure, export, fill, landing, permit,
+    regions, register, registered, served, sides,
 };
-use crate::engine::{hex, unhex};
+use crate::engine::{Purpose, hex, unhex};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -147,8 +147,14 @@ fn fenced(bench: &mut Bench) -> Result<(), Trouble> {
     let (shared, _, into) = regions(bench, &at, LARGEST)?;
     let answer = bench.tell(at.owner, Command::Fence { region: shared })?;
     ensure(answer["result"] == "invalid", || format!("fenced what is for many leases: {answer}"))?;
-    let answer = bench.tell(at.owner, Command::Register { bytes: LARGEST as usize, pattern: SOURCE, one_lease: true })?;
-    let region = answer["region"].as_u64().ok_or_else(|| Trouble::Failed(format!("cannot register: {answer}")))?;
+    let one_lease = Command::Register {
+        bytes: LARGEST as usize,
+        pattern: SOURCE,
+        purpose: Purpose::Blocks,
+        one_lease: true,
+        elsewhere: false,
+    };
+    let region = registered(bench, at.owner, one_lease)?;
     let fetch = Fetch::new(&export(bench, at.owner, region)?, &[(0, LARGEST)], into, 0);
     let read = at.start(bench, &fetch)?;
     let result = at.either(bench, read, &fetch)?;
@@ -180,7 +186,7 @@ fn deregistered(bench: &mut Bench) -> Result<(), Trouble> {
     super::given_back(bench, at.owner, source)?;
     let result = at.either(bench, read, &whole)?;
     ensure(at.is_good(&result) || result == "rejected", || format!("expected rejected, got {result}"))?;
-    let target = register(bench, at.reader, BYTES, TARGET)?;
+    let target = landing(bench, at.reader, BYTES)?;
     rejected(bench, &at, &Fetch::new(&from, &[(0, BYTES)], target, 0))?;
     // Another region in its place is another one.
     let (_, from, into) = regions(bench, &at, BYTES)?;
