@@ -9,12 +9,13 @@ use crate::{
 };
 
 /// What clippy looks at, each as cargo would be told to build it.
-const LINTS: [&str; 6] = [
+const LINTS: [&str; 7] = [
     "--workspace --all-targets --features transport-ucx/borrowed-worker,transport-ucx/tokio",
     "-p transport-ucx --all-targets",
     "-p transport-nixl --all-targets",
     "-p transport-nixl --all-targets --features side-channel",
     "-p lease-proto",
+    "-p gpu-mem --all-targets --features cuda",
     "-p conformance --all-targets --features cli",
 ];
 const LINTS_WITH_NIXL: [&str; 3] = [

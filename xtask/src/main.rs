@@ -10,6 +10,7 @@ mod bench_nixl;
 mod check;
 mod clang;
 mod fetch;
+mod gpu_bundle;
 mod nixl;
 mod setup;
 mod steps;
@@ -80,6 +81,11 @@ enum Chore {
     },
     /// Sets up what is missing to build with NIXL and to load it
     Nixl {
+        #[command(flatten)]
+        setup: Setup,
+    },
+    /// Puts the suite with CUDA, and all it loads, into one folder to carry to a machine with a GPU
+    GpuBundle {
         #[command(flatten)]
         setup: Setup,
     },
@@ -159,6 +165,7 @@ fn main() -> ExitCode {
         Chore::BenchNixl { setup, args } => bench_nixl::bench_nixl(&setup, &args),
         Chore::Interop { setup, args } => interop(&setup, &args),
         Chore::Nixl { setup } => nixl::nixl(&setup),
+        Chore::GpuBundle { setup } => gpu_bundle::gpu_bundle(&setup),
         Chore::Check { setup } => check::check(&setup),
         Chore::Versions { setup } => versions::versions(&setup),
         Chore::Loom => loom(),
@@ -245,6 +252,7 @@ fn test(setup: &Optional, name: Option<&str>, args: &[String]) -> Result<(), Sto
         Step::cargo("tests", workspace).args(ready.iter().flat_map(|_| ["--features", "conformance/nixl"])),
         // Alone, so that no other crate turns on what they need and do not ask for.
         Step::cargo("tests of lease-proto, alone with std", "test --release -p lease-proto --features std"),
+        Step::cargo("tests of gpu-mem, alone without CUDA", "test --release -p gpu-mem"),
         Step::cargo("tests of transport-nixl", "test --release -p transport-nixl --features side-channel"),
     ];
     if let Some(ready) = &ready {

@@ -3,7 +3,7 @@
 use std::{
     env::{self, consts::ARCH},
     ffi::OsString,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use clap::Args;
@@ -131,6 +131,16 @@ pub(crate) fn required(setup: &Setup, tools: &[Tool], use_: Use) -> Result<Ready
         }
     };
     Ok(Ready { build, run })
+}
+
+/// The folder of the wheel, whichever NIXL is installed here besides.
+pub(crate) fn fetched(setup: &Setup) -> Result<PathBuf, Stop> {
+    let folder = target_dir()?.join("nixl");
+    if !NIXL.is_in(&folder) {
+        set_up_tools(setup, &[Tool::Pip])?;
+        NIXL.fetch(&folder)?;
+    }
+    Ok(folder)
 }
 
 /// `cargo xtask nixl`: sets up all of it, and says how to use it without xtask.
