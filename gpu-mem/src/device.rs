@@ -12,7 +12,7 @@ pub struct Device {
     pub ordinal: u32,
     /// What it is called.
     pub name: String,
-    /// What tells it from all others, as `nvidia-smi -L` writes it.
+    /// What tells it from all others, as `nvidia-smi -L` writes it for a device that is not a part (MIG).
     pub uuid: String,
     /// Where it is plugged in: `domain:bus:device.function`.
     pub pci_bus_id: String,

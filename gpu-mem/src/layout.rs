@@ -85,7 +85,9 @@ pub enum LayoutError {
         got: u64,
     },
     /// A part of each block that there is not.
-    #[error("part {index} of {of} of blocks of {block_len} bytes: expected a number below {of}, and a length that {of} divides")]
+    #[error(
+        "part {index} of {of} of blocks of {block_len} bytes: expected at least one part, a number below that of parts, and a length that it divides"
+    )]
     Part {
         /// Its number, from 0.
         index: u64,

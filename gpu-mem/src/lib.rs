@@ -25,8 +25,8 @@
 //!
 //! With the feature `cuda` there is memory of CUDA devices too, host memory that CUDA has pinned, and an engine's own tensors
 //! ([`Memory::adopt`]). It needs no CUDA to build; where there is no driver or no device, [`Unavailable`] says so and what to do. Whoever
-//! touches a device's memory enters its [`Context`] first; the copies here do. Do not allocate, copy or adopt while an engine captures a
-//! CUDA graph: the driver may end the capture. All of this was run against a double of the driver only, and is not certified on a device yet.
+//! touches a device's memory enters its [`Context`] first; the copies here do. Do not allocate, copy, adopt or drop the last clone while an
+//! engine captures a CUDA graph: the driver may end the capture, and what was to be freed stays. All of this was run against a double of the driver only, and is not certified on a device yet.
 
 mod context;
 mod device;
@@ -63,7 +63,7 @@ pub enum MemoryError {
     },
     /// The system, or the device, has no room for it.
     #[error(
-        "out of memory for {bytes} bytes: ask for less, free what else is on the device, or raise this process's limit (ulimit -v, cgroup)"
+        "out of memory for {bytes} bytes: ask for less, free other memory, or raise this process's limit (ulimit -v, cgroup)"
     )]
     OutOfMemory {
         /// Bytes asked for.

@@ -21,10 +21,11 @@ pub struct Memory(Arc<Owner>);
 
 #[derive(Debug)]
 struct Owner {
+    /// First, so that it is freed while the context of the place is there.
+    keeper: Keeper,
     place: Place,
     kind: Kind,
     allocation: Allocation,
-    keeper: Keeper,
 }
 
 /// What frees it when it is dropped.
@@ -93,7 +94,7 @@ impl Memory {
     }
 
     pub(crate) fn new(place: Place, kind: Kind, allocation: Allocation, keeper: Keeper) -> Self {
-        Self(Arc::new(Owner { place, kind, allocation, keeper }))
+        Self(Arc::new(Owner { keeper, place, kind, allocation }))
     }
 
     /// What a transport tells its fabric about it.
@@ -129,11 +130,11 @@ impl Memory {
 
     /// A file descriptor by which a network card's driver reaches a device's memory. Keep a clone of the memory until it is closed.
     ///
-    /// Memory that was [`allocate`](Memory::allocate)d is exported to the end of its last page, which nobody else uses.
+    /// Memory that was [`allocate`](Memory::allocate)d is exported to the end of its last 2 MiB, which nobody else uses.
     ///
     /// # Errors
-    /// `NoDmaBuf` for other memory, and where the driver has none; `Misaligned` for adopted memory that is not whole pages;
-    /// `Driver`.
+    /// `NoDmaBuf` for other memory, and where the driver has none; `Misaligned` for memory that is not whole pages, as adopted memory may
+    /// be; `Driver`.
     pub fn dma_buf(&self) -> Result<OwnedFd, MemoryError> {
         self.0.place.dma_buf(self.kind())
     }
@@ -175,6 +176,9 @@ impl Memory {
     /// # Errors
     /// Gives the memory back unchanged while somebody else holds a clone or a range, and if it never was a slab.
     pub fn try_into_slab(self) -> Result<HostSlab, Self> {
+        if !matches!(self.0.keeper, Keeper::Slab(_)) {
+            return Err(self); // before it is taken apart, which whoever watches it would see
+        }
         match Arc::try_unwrap(self.0).map_err(Self)? {
             Owner { keeper: Keeper::Slab(slab), .. } => Ok(slab),
             other => Err(Self(Arc::new(other))),

@@ -13,7 +13,9 @@ use crate::{Layout, LayoutError, Memory, MemoryError, MemoryRange};
 /// whoever [allocated](BlockPool::allocate) it, or [lent](BlockPool::lend) under a key, such as a lease's token, and never two of these.
 ///
 /// What lies in a block stays there until its next owner writes to it. Threads may share a pool, and blocks may be dropped on any of
-/// them. Nothing here looks at more than the blocks that it is about.
+/// them. Nothing here looks at more than the blocks that it is about. Give a memory to one pool: that another has it too is not noticed.
+///
+/// `gpu-mem/examples/leases.rs` is a pool beside a lease-proto holder.
 ///
 /// ```
 /// use gpu_mem::{BlockPool, HostSlab, Layout, Memory};
@@ -132,6 +134,18 @@ impl Blocks {
     pub fn ids(&self) -> &[u64] {
         &self.ids
     }
+
+    /// Adds blocks behind them, as a prompt grows.
+    ///
+    /// # Errors
+    /// `Foreign`, with the other blocks, if they are another pool's.
+    pub fn append(&mut self, mut other: Self) -> Result<(), NotLent> {
+        if !Arc::ptr_eq(&self.shared, &other.shared) {
+            return Err(NotLent::Foreign(other));
+        }
+        self.ids.append(&mut other.ids);
+        Ok(()) // the other has none left to free
+    }
 }
 
 impl Drop for Blocks {
@@ -199,7 +213,7 @@ pub enum PoolError {
     Block(#[from] LayoutError),
 }
 
-/// Blocks that cannot be lent, given back.
+/// Blocks that cannot be lent or added, given back.
 #[derive(Debug, thiserror::Error)]
 pub enum NotLent {
     /// Something is lent under this key already, and stays.
@@ -253,7 +267,7 @@ impl<K: Eq + Hash> BlockPool<K> {
         self.shared.state().counts
     }
 
-    /// So many blocks, those that were free the shortest time first.
+    /// So many blocks, those that were free the shortest time first, whether or not they lie beside each other.
     ///
     /// # Errors
     /// `Exhausted`, if not as many are free; then none is taken.

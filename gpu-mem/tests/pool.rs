@@ -271,3 +271,19 @@ proptest! {
         prop_assert_eq!(rest, expected);
     }
 }
+
+#[test]
+fn blocks_grow_by_others_of_their_pool_alone() {
+    let (pool, other) = (pool(8), pool(8));
+    let mut blocks = pool.allocate(2).unwrap();
+    blocks.append(pool.allocate(3).unwrap()).unwrap();
+    assert_eq!(blocks.ids(), [0, 1, 2, 3, 4]);
+    assert_eq!(pool.counts(), Counts { free: 3, allocated: 5, lent: 0 });
+    let Err(NotLent::Foreign(theirs)) = blocks.append(other.allocate(1).unwrap()) else { panic!("another pool's") };
+    assert_eq!(theirs.ids(), [0]);
+    assert_eq!(other.counts().allocated, 1);
+    pool.lend(1, blocks).unwrap();
+    assert_eq!(pool.counts(), Counts { free: 3, allocated: 0, lent: 5 });
+    drop(pool.end(&1));
+    assert_eq!(pool.counts(), Counts { free: 8, allocated: 0, lent: 0 });
+}

@@ -22,14 +22,15 @@ impl Memory {
     /// at once if the memory is not taken.
     ///
     /// What kind of memory it is, CUDA's driver is asked; if there is none it is host memory. Memory that was not allocated in one piece
-    /// is not taken unless `accept` names that allocation: fabrics register it slowly, or not at all (case 65). Managed memory never is.
+    /// is not taken unless `accept` names that allocation: fabrics register it slowly, or not at all (case 65). Managed memory never is. Of
+    /// mapped pieces the driver knows the range that is reserved, so holes in it are not found.
     ///
-    /// CUDA finishes copies to a device's memory before the call that makes them returns, from now on, where the driver can do that:
-    /// for plain memory. Kernels are never waited for.
+    /// Plain memory of a device is set to be synchronous (`SYNC_MEMOPS`), for as long as it is allocated: copies and fills that CUDA calls
+    /// synchronous are over when they return, and a network card sees them. Asynchronous ones and kernels are the engine's to wait for.
     ///
     /// # Errors
     /// `ZeroSize`, `TooLarge`; `Unfit` as above; `NotOneAllocation`; `Misaligned` for host memory that is not whole words, since
-    /// it is copied by words; `UnknownMemory` if there is a driver that cannot be asked; `Driver`.
+    /// it is copied by words; `UnknownMemory` if there is a driver that cannot be asked, as in a build without the feature `cuda`; `Driver`.
     ///
     /// # Safety
     /// Until the owner is dropped there are `len` bytes at `start`, mapped for reading and writing. From now on peers may read them

@@ -2,8 +2,13 @@
 
 use std::{convert::Infallible, marker::PhantomData, os::fd::OwnedFd, ptr::NonNull};
 
-use super::adopt::Found;
+use rustix::param::page_size;
+
+use super::{adopt::Found, slab::whole_pages};
 use crate::{Allocation, Context, Device, Kind, Memory, MemoryError, Unavailable};
+
+/// How the name of the driver's library begins, wherever it lies.
+const DRIVER: &[u8] = b"/libcuda.so";
 
 #[derive(Debug)]
 pub(crate) enum Primary {}
@@ -53,20 +58,30 @@ impl Bytes {
     }
 }
 
-pub(crate) fn pinned(_: usize) -> Result<Memory, MemoryError> {
-    Err(not_built(Kind::Pinned))
+pub(crate) fn pinned(len: usize) -> Result<Memory, MemoryError> {
+    none(Kind::Pinned, len)
 }
 
-pub(crate) fn device(device: u32, _: usize) -> Result<Memory, MemoryError> {
-    Err(not_built(Kind::Cuda { device }))
+pub(crate) fn device(device: u32, len: usize) -> Result<Memory, MemoryError> {
+    none(Kind::Cuda { device }, len)
+}
+
+fn none(kind: Kind, len: usize) -> Result<Memory, MemoryError> {
+    whole_pages(len, page_size())?; // a wrong size is said first, as in a build with CUDA
+    Err(not_built(kind))
 }
 
 pub(crate) fn devices() -> Result<Vec<Device>, MemoryError> {
     Err(not_built(Kind::Cuda { device: 0 }))
 }
 
-/// Nothing here is CUDA's.
+/// Host memory, where no other part of this process can have CUDA's: there is no driver in it.
 pub(in crate::sys) unsafe fn find(_: NonNull<u8>, _: usize, _: &[Allocation]) -> Result<Found, MemoryError> {
+    // Unreadable is not known: then there may be one.
+    let maps = std::fs::read("/proc/self/maps").unwrap_or_else(|_| DRIVER.to_vec());
+    if maps.windows(DRIVER.len()).any(|bytes| bytes == DRIVER) {
+        return Err(MemoryError::UnknownMemory { cause: Unavailable::NotBuilt });
+    }
     Ok(Found::Host(Kind::Host, Allocation::Plain))
 }
 

@@ -52,18 +52,26 @@ impl HostSlab {
     }
 
     /// The same on pages of 2 MiB, of which the tables of processors and fabrics need fewer: set aside ones if as many are free, else
-    /// transparent ones if the system has them, else ordinary ones, which fewer than 2 MiB always get. [`HostSlab::pages`] tells which.
+    /// transparent ones if the system has them, else ordinary ones, which fewer than 2 MiB always get. [`HostSlab::pages`] tells which. Set
+    /// aside ones need Linux 5.14, which can touch them before anybody relies on them.
     ///
     /// # Errors
     /// As [`HostSlab::new`], and never for want of huge pages.
     pub fn with_huge_pages(len: usize) -> Result<Self, MemoryError> {
         match whole_pages(len, HUGE) {
-            Ok(mapped) if len >= HUGE => match map(len, mapped, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
-                Ok(start) => Ok(Self { start, len, mapped, pages: Pages::Huge }),
-                Err(_) => Self::transparent(len, mapped).map_or_else(|_| Self::new(len), Ok),
-            },
+            Ok(mapped) if len >= HUGE => {
+                Self::huge(len, mapped).or_else(|_| Self::transparent(len, mapped)).or_else(|_| Self::new(len))
+            }
             _ => Self::new(len),
         }
+    }
+
+    /// Touched at once: a container's limit on huge pages (hugetlb cgroup) lets them be mapped and ends the process that touches them.
+    fn huge(len: usize, mapped: usize) -> Result<Self, MemoryError> {
+        let slab = Self { start: map(len, mapped, MapFlags::HUGETLB | MapFlags::HUGE_2MB)?, len, mapped, pages: Pages::Huge };
+        // SAFETY: all of it is mapped, for writing, and this changes no byte.
+        let touched = unsafe { mm::madvise(slab.start.as_ptr().cast(), mapped, Advice::LinuxPopulateWrite) };
+        touched.map(|()| slab).map_err(|_| MemoryError::OutOfMemory { bytes: len })
     }
 
     /// `mapped` bytes, whole huge pages, that begin where a huge page can.

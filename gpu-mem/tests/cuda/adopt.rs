@@ -29,6 +29,16 @@ fn an_engine_s_memory_is_recognised_and_given_back_with_the_last_clone() {
     });
 }
 
+#[test]
+fn a_driver_that_wants_a_context_is_asked_in_one() {
+    on(Driver::Double(&[("DOUBLE_SHY", "1")]), |double| {
+        let memory = double.lend("plain", 0, 4096).adopt(&[]).unwrap();
+        assert_eq!(memory.kind(), Kind::Cuda { device: 0 });
+        drop(memory);
+        assert_eq!(double.outstanding(), Outstanding::default());
+    });
+}
+
 /// Refused unless it is accepted by name; then it works, and tells what it is.
 fn only_if_accepted(double: &Double, how: &str, allocation: Allocation) {
     let others = [Allocation::Plain, Allocation::Managed, Allocation::Vmm, Allocation::StreamOrdered];

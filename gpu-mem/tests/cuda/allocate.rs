@@ -148,8 +148,9 @@ fn what_never_was_a_slab_does_not_become_one() {
         for kind in [Kind::Cuda { device: 0 }, Kind::Pinned] {
             let memory = Memory::allocate(kind, 100).unwrap();
             memory.copy_in(0, &[7; 100]).unwrap();
-            let address = memory.descriptor().address();
+            let (address, watch) = (memory.descriptor().address(), memory.watch());
             let memory = memory.try_into_slab().unwrap_err();
+            assert!(watch.memory().is_some(), "whoever watches it goes on");
             assert_eq!((memory.descriptor().address(), memory.kind(), bytes(&memory)), (address, kind, vec![7; 100]));
             assert!(living(double, 1, 1));
         }
@@ -171,15 +172,16 @@ fn sizes_that_cannot_be_are_refused_before_the_driver_is_asked() {
 
 #[test]
 fn a_full_device_says_so_and_has_room_again_once_something_is_freed() {
-    on(Driver::Double(&[("DOUBLE_BYTES", "8192")]), |double| {
+    const ALL: usize = 4 << 20;
+    on(Driver::Double(&[("DOUBLE_BYTES", "4194304")]), |double| {
         for kind in [Kind::Cuda { device: 0 }, Kind::Pinned] {
-            let held = Memory::allocate(kind, 5000).unwrap();
-            for bytes in [1, 5000, isize::MAX as usize / 2] {
+            let held = Memory::allocate(kind, ALL - 5000).unwrap();
+            for bytes in [8192, isize::MAX as usize / 2] {
                 assert_eq!(Memory::allocate(kind, bytes).unwrap_err(), MemoryError::OutOfMemory { bytes });
             }
             assert!(living(double, 1, 1));
             drop(held);
-            Memory::allocate(kind, 8192).unwrap();
+            Memory::allocate(kind, ALL).unwrap();
         }
     });
 }

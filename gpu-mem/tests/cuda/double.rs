@@ -5,8 +5,6 @@ use std::{
     env,
     ffi::{CString, c_char, c_int, c_void},
     fs,
-    io::ErrorKind,
-    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{self, Command},
     ptr::NonNull,
@@ -18,6 +16,8 @@ use libloading::Library;
 
 const CHILD: &str = "GPU_MEM_TEST_CHILD";
 const LIBRARY: &str = "libcuda.so.1";
+const DOUBLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/libcuda.c");
+const STUB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stub.c");
 
 /// The driver that the process of a test finds.
 #[derive(Clone, Copy)]
@@ -26,6 +26,8 @@ pub(crate) enum Driver {
     Double(&'static [(&'static str, &'static str)]),
     /// The double without a function that drivers have.
     Lacking,
+    /// The toolkit's stub under the driver's name.
+    Stub,
     /// None, unless this machine has one.
     Missing,
 }
@@ -38,7 +40,7 @@ pub(crate) fn on(driver: Driver, test: impl Fn(&Double)) {
     if env::var_os(CHILD).is_some() {
         let double = Double;
         test(&double);
-        if !matches!(driver, Driver::Missing) {
+        if matches!(driver, Driver::Double(_) | Driver::Lacking) {
             assert_eq!(double.outstanding(), Outstanding::default());
         }
         return;
@@ -51,9 +53,10 @@ pub(crate) fn on(driver: Driver, test: impl Fn(&Double)) {
     let folder = match driver {
         Driver::Double(settings) => {
             child.envs(settings.iter().copied());
-            Some(compiled("whole", &[]))
+            Some(compiled("whole", DOUBLE, &[]))
         }
-        Driver::Lacking => Some(compiled("lacking", &["-DNO_DMA_BUF"])),
+        Driver::Lacking => Some(compiled("lacking", DOUBLE, &["-DNO_DMA_BUF"])),
+        Driver::Stub => Some(compiled("stub", STUB, &[])),
         Driver::Missing => None,
     };
     if let Some(folder) = folder {
@@ -66,8 +69,9 @@ pub(crate) fn on(driver: Driver, test: impl Fn(&Double)) {
     assert!(output.status.success() && told[0].contains("1 passed"), "{name}: {}\n{}{}", output.status, told[0], told[1]);
 }
 
-/// The folder with the double in it, compiled once by each run of the tests.
-fn compiled(variant: &'static str, flags: &[&str]) -> PathBuf {
+/// The folder with that library in it, compiled once by each run of the tests; and beside it, as where a toolkit is installed, the stub
+/// under the name that programs are linked against.
+fn compiled(variant: &'static str, source: &str, flags: &[&str]) -> PathBuf {
     static FOLDERS: Mutex<Vec<(&str, PathBuf)>> = Mutex::new(Vec::new());
     let mut folders = FOLDERS.lock().unwrap_or_else(|one_failed| one_failed.into_inner());
     if let Some((_, folder)) = folders.iter().find(|(known, _)| *known == variant) {
@@ -75,19 +79,19 @@ fn compiled(variant: &'static str, flags: &[&str]) -> PathBuf {
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cuda-double-{variant}"));
     fs::create_dir_all(&folder).unwrap();
+    compile(source, flags, &folder.join(LIBRARY));
+    compile(STUB, &[], &folder.join("libcuda.so"));
+    folders.push((variant, folder.clone()));
+    folder
+}
+
+fn compile(source: &str, flags: &[&str], library: &Path) {
     // Another run may use the file that is there, so it is replaced at once.
-    let made = folder.join(format!("made-{}", process::id()));
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/libcuda.c");
+    let made = library.with_extension(format!("made-{}", process::id()));
     let mut compiler = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
     compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-pthread", "-Wl,-soname,libcuda.so.1", source, "-o"]);
     assert!(compiler.arg(&made).args(flags).status().expect("a C compiler").success());
-    fs::rename(&made, folder.join(LIBRARY)).unwrap();
-    // This name is looked for first, and a machine with a driver may have it.
-    if let Err(error) = symlink(LIBRARY, folder.join("libcuda.so")) {
-        assert_eq!(error.kind(), ErrorKind::AlreadyExists);
-    }
-    folders.push((variant, folder.clone()));
-    folder
+    fs::rename(&made, library).unwrap();
 }
 
 /// Whether this machine has a driver of its own.

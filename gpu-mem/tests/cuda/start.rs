@@ -83,6 +83,23 @@ fn the_toolkit_s_stub_is_not_taken_for_a_driver() {
 }
 
 #[test]
+fn a_stub_that_will_not_tell_its_version_is_known_for_one() {
+    on(Driver::Stub, |_| {
+        nothing_but(Unavailable::StubLibrary);
+        let cause = Unavailable::StubLibrary;
+        assert_eq!(adopt_host_memory().unwrap_err(), MemoryError::UnknownMemory { cause }, "an engine may have found the driver");
+    });
+}
+
+#[test]
+fn a_stub_beside_the_driver_is_left_alone() {
+    on(TWO_DEVICES, |double| {
+        assert_eq!(devices().unwrap().len(), 2);
+        assert_eq!(double.lend("plain", 1, 4096).adopt(&[]).unwrap().kind(), Kind::Cuda { device: 1 });
+    });
+}
+
+#[test]
 fn a_device_that_is_not_there_is_refused_with_how_many_there_are() {
     on(TWO_DEVICES, |_| {
         for device in [2, 3, u32::MAX] {

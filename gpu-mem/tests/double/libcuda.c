@@ -11,6 +11,8 @@
 //   DOUBLE_BYTES    how much memory there is, in all (no limit)
 //   DOUBLE_GIVES    what cuMemAlloc and cuMemHostAlloc give instead of plain memory: managed, vmm, pool
 //   DOUBLE_DMA_BUF  whether there are dma-bufs (1)
+//   DOUBLE_SHY      whether it says nothing about an address on a thread without a context (0)
+// Small pieces of a device's memory share a page with others, as the driver's do.
 // Compiled with -DNO_DMA_BUF it lacks cuMemGetHandleForAddressRange.
 
 #define _GNU_SOURCE
@@ -26,7 +28,7 @@ enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 10
        ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801 };
 enum { HOST = 1, DEVICE = 2 };
 enum { PLAIN, MANAGED, VMM, POOL };
-enum { DEVICES = 8, ALLOCATIONS = 64, DEPTH = 8, PAGE = 4096 };
+enum { DEVICES = 8, ALLOCATIONS = 64, DEPTH = 8, PAGE = 4096, SMALL = 1 << 20, INSIDE = 512 };
 
 typedef struct { int retained; } context;
 typedef struct {
@@ -86,21 +88,24 @@ static void *allocate(int type, int how, int device, size_t size, int lent) {
     while (one < allocations + ALLOCATIONS && one->at) one++;
     long limit = setting("DOUBLE_BYTES", -1);
     if (one == allocations + ALLOCATIONS || size > (size_t)1 << 40 || (limit >= 0 && used + size > (size_t)limit)) return NULL;
-    size_t mapped = (size + PAGE - 1) / PAGE * PAGE;
+    size_t before = type == DEVICE && size < SMALL && !lent ? INSIDE : 0;
+    size_t mapped = (before + size + PAGE - 1) / PAGE * PAGE;
     int fd = memfd_create("double", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, mapped)) abort();
     uint8_t *inside = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     uint8_t *at = type == HOST ? inside : mmap(NULL, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (inside == MAP_FAILED || at == MAP_FAILED) abort();
     memset(inside, 0xee, mapped);
-    *one = (allocation){ at, inside, size, mapped, type, how, device, fd, 0, 0, lent };
+    *one = (allocation){ at + before, inside + before, size, mapped, type, how, device, fd, 0, 0, lent };
     used += size;
-    return at;
+    return one->at;
 }
 
+static void *page(uint8_t *at) { return at - (uintptr_t)at % PAGE; }
+
 static void release(allocation *one) {
-    if (one->inside != one->at) munmap(one->inside, one->mapped);
-    munmap(one->at, one->mapped);
+    if (one->inside != one->at) munmap(page(one->inside), one->mapped);
+    munmap(page(one->at), one->mapped);
     close(one->fd);
     used -= one->size;
     memset(one, 0, sizeof *one);
@@ -263,6 +268,7 @@ unsigned cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
 unsigned cuPointerGetAttributes(unsigned count, unsigned *asked, void **to, uint64_t address) {
     CALL(
         allocation *one = holder(address, 1);
+        if (setting("DOUBLE_SHY", 0) && current() < 0) { code = INVALID_CONTEXT; break; }
         for (unsigned at = 0; at < count; at++) switch (asked[at]) {
         case 2: *(unsigned *)to[at] = one ? one->type : 0; break;
         case 8: *(unsigned *)to[at] = one && one->how == MANAGED; break;

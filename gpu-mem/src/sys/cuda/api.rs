@@ -5,7 +5,8 @@ use std::{
     sync::OnceLock,
 };
 
-use cudarc::driver::sys::{culib, is_culib_present};
+use cudarc::driver::sys::cudaError_enum::CUDA_ERROR_STUB_LIBRARY;
+use libloading::Library;
 
 use crate::{DriverVersion, MemoryError, Unavailable};
 
@@ -16,6 +17,10 @@ pub(super) type Address = u64;
 pub(super) type Handle = u64;
 pub(super) type RawContext = *mut c_void;
 pub(super) type RawStream = *mut c_void;
+
+/// The driver's own name of its library, which engines and fabrics load it by. cudarc would take a `libcuda.so` first, which may be the
+/// toolkit's stub beside a driver that is there: then what is the driver's would be taken for the host's.
+const LIBRARY: &str = "libcuda.so.1";
 
 /// The oldest driver supported: CUDA 12.0.
 const NEEDED: DriverVersion = DriverVersion { major: 12, minor: 0 };
@@ -31,10 +36,10 @@ macro_rules! api {
         }
 
         impl Api {
-            fn resolve(version: DriverVersion) -> Result<Self, Unavailable> {
+            fn resolve(library: &Library, version: DriverVersion) -> Result<Self, Unavailable> {
                 Ok(Self { version, $(
                     // SAFETY: the type is that of the function of this name, which CUDA never changes: it adds `_v2` instead.
-                    $name: unsafe { symbol(stringify!($name)) }?,
+                    $name: unsafe { symbol(library, stringify!($name)) }?,
                 )* })
             }
         }
@@ -91,23 +96,26 @@ pub(super) fn api() -> Result<&'static Api, Unavailable> {
 
 fn load() -> Result<Api, Unavailable> {
     // SAFETY: loading the driver runs its initialisers, as in every program that is linked with it.
-    if !unsafe { is_culib_present() } {
-        return Err(Unavailable::NoDriver);
-    }
+    let library = unsafe { Library::new(LIBRARY) }.map_err(|_| Unavailable::NoDriver)?;
+    // Never unloaded: its functions are used for as long as the process lives.
+    let library: &'static Library = Box::leak(Box::new(library));
     // Before anything else: a driver that is too old lacks functions too, and its age is the better answer.
-    let found = version()?;
+    let found = version(library)?;
     if found < NEEDED {
         return Err(Unavailable::DriverTooOld { found, needed: NEEDED });
     }
-    Api::resolve(found)
+    Api::resolve(library, found)
 }
 
-fn version() -> Result<DriverVersion, Unavailable> {
+fn version(library: &Library) -> Result<DriverVersion, Unavailable> {
     // SAFETY: its type since it exists.
-    let ask: unsafe extern "C" fn(*mut c_int) -> Code = unsafe { symbol("cuDriverGetVersion") }?;
+    let ask: unsafe extern "C" fn(*mut c_int) -> Code = unsafe { symbol(library, "cuDriverGetVersion") }?;
     let mut version: c_int = 0;
     // SAFETY: it may be called before `cuInit`, and writes one number.
     let code = unsafe { ask(&mut version) };
+    if code == CUDA_ERROR_STUB_LIBRARY as Code {
+        return Err(Unavailable::StubLibrary); // some of its versions say so of every function, others of `cuInit` alone
+    }
     // 1000 * major + 10 * minor.
     let version =
         u32::try_from(version).ok().filter(|_| code == 0).ok_or(Unavailable::Init { call: "cuDriverGetVersion", code })?;
@@ -115,10 +123,8 @@ fn version() -> Result<DriverVersion, Unavailable> {
 }
 
 /// # Safety
-/// `F` is the type of the function of that name, and the library is there.
-unsafe fn symbol<F: Copy>(name: &'static str) -> Result<F, Unavailable> {
-    // SAFETY: the library is there, so this does not panic. It is never unloaded.
-    let library = unsafe { culib() };
+/// `F` is the type of the function of that name, and it is not used when the library is unloaded.
+unsafe fn symbol<F: Copy>(library: &Library, name: &'static str) -> Result<F, Unavailable> {
     // SAFETY: promised by the caller.
     let found = unsafe { library.get::<F>(name) };
     found.map(|function| *function).map_err(|_| Unavailable::MissingSymbol { name })

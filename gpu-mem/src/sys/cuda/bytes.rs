@@ -5,6 +5,7 @@ use std::{
     ptr::{self, NonNull},
 };
 
+use cudarc::driver::sys::{CUdevice_attribute_enum, CUmemRangeHandleType_enum};
 use rustix::{
     io::{FdFlags, fcntl_setfd},
     param::page_size,
@@ -16,8 +17,8 @@ use super::{
 };
 use crate::{Context, Kind, MemoryError};
 
-pub(super) const DMA_BUF_SUPPORTED: u32 = 124; // CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
-const DMA_BUF_FD: u32 = 1; // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+pub(super) const DMA_BUF_SUPPORTED: u32 = CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED as u32;
+const DMA_BUF_FD: u32 = CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD as u32;
 
 /// Where they are, and the context to reach them in.
 #[derive(Debug)]

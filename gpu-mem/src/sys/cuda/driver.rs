@@ -2,11 +2,13 @@
 
 use std::{ffi::c_int, sync::OnceLock};
 
+use cudarc::driver::sys::cudaError_enum::{CUDA_ERROR_NO_DEVICE, CUDA_ERROR_STUB_LIBRARY};
+
 use super::api::{self, Api, Ordinal, call};
 use crate::{Kind, MemoryError, Unavailable};
 
-const NO_DEVICE: u32 = 100; // CUDA_ERROR_NO_DEVICE
-const STUB_LIBRARY: u32 = 34; // CUDA_ERROR_STUB_LIBRARY
+const NO_DEVICE: u32 = CUDA_ERROR_NO_DEVICE as u32;
+const STUB_LIBRARY: u32 = CUDA_ERROR_STUB_LIBRARY as u32;
 
 /// A driver that has started, with at least one device.
 #[derive(Clone, Copy, Debug)]

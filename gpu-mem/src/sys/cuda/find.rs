@@ -2,6 +2,8 @@
 
 use std::{ffi::c_void, ptr::NonNull};
 
+use cudarc::driver::sys::{CUmemorytype_enum, CUpointer_attribute_enum as Attribute, cudaError_enum};
+
 use super::{
     api::{Address, Api, Handle, call},
     bytes::Bytes,
@@ -10,24 +12,21 @@ use super::{
 };
 use crate::{Allocation, Kind, MemoryError, Unavailable, sys::adopt::Found};
 
-const INVALID_VALUE: u32 = 1; // CUDA_ERROR_INVALID_VALUE
-const INVALID_CONTEXT: u32 = 201; // CUDA_ERROR_INVALID_CONTEXT
-const NOT_SUPPORTED: u32 = 801; // CUDA_ERROR_NOT_SUPPORTED
+const INVALID_VALUE: u32 = cudaError_enum::CUDA_ERROR_INVALID_VALUE as u32;
+const INVALID_CONTEXT: u32 = cudaError_enum::CUDA_ERROR_INVALID_CONTEXT as u32;
+const NOT_SUPPORTED: u32 = cudaError_enum::CUDA_ERROR_NOT_SUPPORTED as u32;
 
-const HOST: u32 = 1; // CU_MEMORYTYPE_HOST
-const DEVICE: u32 = 2; // CU_MEMORYTYPE_DEVICE
+const HOST: u32 = CUmemorytype_enum::CU_MEMORYTYPE_HOST as u32;
+const DEVICE: u32 = CUmemorytype_enum::CU_MEMORYTYPE_DEVICE as u32;
 
-const SYNC_MEMOPS: u32 = 6; // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-
-/// Pointer attributes, each `CU_POINTER_ATTRIBUTE_…`.
 const ASKED: [u32; 7] = [
-    2,  // MEMORY_TYPE
-    8,  // IS_MANAGED
-    9,  // DEVICE_ORDINAL
-    10, // IS_LEGACY_CUDA_IPC_CAPABLE
-    11, // RANGE_START_ADDR
-    12, // RANGE_SIZE
-    17, // MEMPOOL_HANDLE
+    Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as u32,
+    Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED as u32,
+    Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as u32,
+    Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as u32,
+    Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as u32,
+    Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as u32,
+    Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as u32,
 ];
 
 /// What the driver says.
@@ -50,11 +49,7 @@ impl Attributes {
         // SAFETY: writes to each place what that attribute is, of which none is wider than 8 bytes.
         let known =
             unsafe { call!(api, cuPointerGetAttributes(asked.len() as u32, asked.as_mut_ptr(), to.as_mut_ptr(), address)) };
-        match known {
-            Ok(()) => {}
-            Err(MemoryError::Driver { code: INVALID_VALUE | INVALID_CONTEXT, .. }) => return Ok(None),
-            Err(error) => return Err(error),
-        }
+        known?; // of what is not CUDA's the driver tells zeros
         let [memory_type, managed, device, ipc_capable, start, size, pool] = told;
         // Numbers of 4 bytes are written to the first 4, whatever the byte order.
         let [memory_type, device] = [memory_type, device].map(|value| {
@@ -107,7 +102,21 @@ fn is_mapped(api: &Api, address: Address) -> Result<bool, MemoryError> {
 pub(super) fn make_synchronous(api: &Api, address: Address) -> Result<(), MemoryError> {
     let on: u32 = 1;
     // SAFETY: reads one number.
-    unsafe { call!(api, cuPointerSetAttribute((&raw const on).cast(), SYNC_MEMOPS, address)) }
+    unsafe {
+        call!(api, cuPointerSetAttribute((&raw const on).cast(), Attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32, address))
+    }
+}
+
+/// As [`Attributes::of`], on a thread in any state: a driver may want a context first.
+fn known(driver: Driver, address: Address) -> Result<Option<Attributes>, MemoryError> {
+    match Attributes::of(driver.api, address) {
+        Err(MemoryError::Driver { code: INVALID_CONTEXT, .. }) => {
+            let context = Primary::retain(driver, 0)?;
+            let _entered = context.enter()?;
+            Attributes::of(driver.api, address)
+        }
+        answer => answer,
+    }
 }
 
 /// What these bytes are, and where, if they may be adopted.
@@ -118,14 +127,14 @@ pub(in crate::sys) unsafe fn find(start: NonNull<u8>, len: usize, accept: &[Allo
     let driver = match Driver::get() {
         Ok(driver) => driver,
         // Then nothing in this process is CUDA's.
-        Err(Unavailable::NoDriver | Unavailable::StubLibrary | Unavailable::NoDevice) => {
+        Err(Unavailable::NoDriver | Unavailable::NoDevice) => {
             return Ok(Found::Host(Kind::Host, Allocation::Plain));
         }
         // Others may get on with this driver.
         Err(cause) => return Err(MemoryError::UnknownMemory { cause }),
     };
     let (api, address, bytes) = (driver.api, start.as_ptr() as Address, len as u64);
-    let first = match (Attributes::of(api, address)?, Attributes::of(api, address + (bytes - 1))?) {
+    let first = match (known(driver, address)?, known(driver, address + (bytes - 1))?) {
         (None, None) => return Ok(Found::Host(Kind::Host, Allocation::Plain)),
         (Some(first), Some(_)) if first.holds(address, bytes) => first,
         _ => return Err(MemoryError::NotOneAllocation { address, len }),

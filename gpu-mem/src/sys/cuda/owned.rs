@@ -5,6 +5,7 @@ use std::{
     ptr::{self, NonNull},
 };
 
+use cudarc::driver::sys::{CU_MEMHOSTALLOC_PORTABLE, cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY};
 use rustix::param::page_size;
 
 use super::{
@@ -20,8 +21,10 @@ use crate::{
     sys::{Place, slab::whole_pages, words::Words},
 };
 
-const OUT_OF_MEMORY: u32 = 2; // CUDA_ERROR_OUT_OF_MEMORY
-const PORTABLE: u32 = 1; // CU_MEMHOSTALLOC_PORTABLE
+const OUT_OF_MEMORY: u32 = CUDA_ERROR_OUT_OF_MEMORY as u32;
+
+/// What device memory is made of: pieces of fewer bytes share one with others, and need not start on a page.
+const PIECE: usize = 2 << 20;
 
 /// New memory of a device, all zero.
 pub(crate) fn device(device: u32, len: usize) -> Result<Memory, MemoryError> {
@@ -31,10 +34,11 @@ pub(crate) fn device(device: u32, len: usize) -> Result<Memory, MemoryError> {
     let ipc_capable = {
         let _entered = owned.context.enter()?;
         let ipc_capable = owned.check()?.ipc_capable;
-        // First, so that the zeros are there when the next call returns.
         make_synchronous(api, address)?;
         // SAFETY: ours, and that long.
         unsafe { call!(api, cuMemsetD8_v2(address, 0, owned.reserved)) }?;
+        // SAFETY: null is the stream that it runs in.
+        unsafe { call!(api, cuStreamSynchronize(ptr::null_mut())) }?;
         ipc_capable
     };
     // SAFETY: on that device, as long as the owner beside it lives.
@@ -66,9 +70,9 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    /// Whole pages for `len` bytes, so that neither a registration nor a dma-buf of them takes in somebody else's.
+    /// Whole pages, or pieces, for `len` bytes, so that neither a registration nor a dma-buf of them takes in somebody else's.
     fn new(kind: Kind, len: usize) -> Result<Self, MemoryError> {
-        let reserved = whole_pages(len, page_size())?;
+        let reserved = whole_pages(len, if kind.is_host() { page_size() } else { PIECE })?;
         let full = |error| match error {
             MemoryError::Driver { code: OUT_OF_MEMORY, .. } => MemoryError::OutOfMemory { bytes: len },
             other => other,
@@ -108,7 +112,7 @@ fn allocate(api: &Api, kind: Kind, bytes: usize) -> Result<*mut u8, MemoryError>
     if kind.is_host() {
         let mut start: *mut c_void = ptr::null_mut();
         // SAFETY: writes one pointer.
-        unsafe { call!(api, cuMemHostAlloc(&mut start, bytes, PORTABLE)) }?;
+        unsafe { call!(api, cuMemHostAlloc(&mut start, bytes, CU_MEMHOSTALLOC_PORTABLE)) }?;
         Ok(start.cast())
     } else {
         let mut address: Address = 0;
@@ -120,7 +124,8 @@ fn allocate(api: &Api, kind: Kind, bytes: usize) -> Result<*mut u8, MemoryError>
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // A driver that refuses has lost the device and its memory, or the process ends: nobody is left to be told.
+        // A driver that refuses has lost the device and its memory, or the process ends; or a graph is being captured, which the crate's
+        // docs rule out. Nobody is left to be told.
         let Ok(_entered) = self.context.enter() else { return };
         let _ = if self.kind.is_host() {
             // SAFETY: ours, freed once, and nobody uses it any more.
