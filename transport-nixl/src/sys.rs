@@ -129,12 +129,14 @@ impl Agent {
 
     /// How to reach it, and nothing of its memory.
     pub(crate) fn address(&self) -> Result<Vec<u8>, Failure> {
+        let _entered = self.enter();
         let none = RegDescList::new(MemType::Dram)?;
         Ok(self.agent.get_local_partial_md(&none, self.options()?.as_ref())?)
     }
 
     /// How to reach it, and all of its memory: what vLLM's side channel carries.
     pub(crate) fn everything(&self) -> Result<Vec<u8>, Failure> {
+        let _entered = self.enter();
         Ok(self.agent.get_local_md()?)
     }
 
@@ -278,8 +280,10 @@ pub(crate) struct Transfer {
 impl Transfer {
     /// It is over, well or not, as [`Agent::is_over`] told.
     pub(crate) fn end(mut self) {
-        drop(self.request.take());
-        drop(self.memory.take());
+        // The memory last: the context that is entered may be its own.
+        let (memory, request) = (self.memory.take(), self.request.take());
+        let _entered = memory.as_ref().and_then(|memory| memory.enter());
+        drop(request);
     }
 }
 

@@ -65,7 +65,8 @@ impl NixlTransport {
 
     /// Writes the frame of one region of a peer, as its handshake lays it out, for [`read`](lease_proto::transport::Data::read), and
     /// returns its length. Block `id` begins at `id * block_strides[region]` in it. Regions are the host's (`DRAM`) or a device's (`VRAM`);
-    /// their `device_id` is the number that torch has for the peer's GPU, in the peer's process, and 0 on the host.
+    /// a device's are registered there under `device_id`, the number that torch has for the peer's GPU in the peer's process, and the
+    /// host's under 0, whatever the GPU.
     ///
     /// # Errors
     /// `Unsupported` for a region in memory of another name, `NotConnected` without a handshake, `Invalid` if it has no such region,
@@ -81,7 +82,7 @@ impl NixlTransport {
             agent: &known.agent,
             address: layout.base(),
             length: layout.size(),
-            device: u64::from(metadata.device_id),
+            device: device(metadata, segment),
             segment,
             metadata: &[],
         };
@@ -145,6 +146,14 @@ fn segment(metadata: &AgentMetadata, region: usize) -> Result<Segment, NixlError
     }
 }
 
+/// Under which number vLLM has registered its regions there: the host's never under the GPU's.
+fn device(metadata: &AgentMetadata, segment: Segment) -> u64 {
+    match segment {
+        Segment::Dram => 0,
+        Segment::Vram => u64::from(metadata.device_id),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,10 +162,12 @@ mod tests {
     fn a_region_is_where_its_instance_says_and_on_the_host_where_it_says_nothing() {
         let says = |kinds: &[&str]| AgentMetadata {
             region_mem_types: Some(kinds.iter().map(|kind| (*kind).to_owned()).collect()),
+            device_id: 3,
             ..AgentMetadata::default()
         };
         let mixed = says(&["VRAM", "DRAM", "FILE"]);
         assert_eq!((segment(&mixed, 0), segment(&mixed, 1)), (Ok(Segment::Vram), Ok(Segment::Dram)));
+        assert_eq!((device(&mixed, Segment::Vram), device(&mixed, Segment::Dram)), (3, 0));
         assert_eq!(segment(&mixed, 2), Err(NixlError::MemoryType { got: "FILE".to_owned() }));
         assert_eq!(segment(&AgentMetadata::default(), 0), Ok(Segment::Dram));
     }

@@ -1,6 +1,6 @@
 //! Memory that NIXL knows.
 
-use gpu_mem::Memory;
+use gpu_mem::{Context, Entered, Memory};
 use nixl_sys::{MemType, RegDescList, RegistrationHandle};
 
 use super::Agent;
@@ -17,9 +17,16 @@ pub(crate) struct Registered {
     /// As what it is registered.
     pub(crate) place: Place,
     pub(crate) memory: Memory,
+    /// The agent's, for memory that has none of its own.
+    cuda: Option<Context>,
 }
 
 impl Registered {
+    /// Makes a CUDA context this thread's, where there is one.
+    pub(super) fn enter(&self) -> Option<Entered<'_>> {
+        self.memory.context().or(self.cuda.as_ref())?.enter().ok()
+    }
+
     pub(super) fn address(&self) -> usize {
         address(&self.memory)
     }
@@ -27,8 +34,9 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let _entered = self.memory.context().and_then(|cuda| cuda.enter().ok());
-        drop(self.handle.take());
+        let handle = self.handle.take();
+        let _entered = self.enter();
+        drop(handle);
     }
 }
 
@@ -38,7 +46,7 @@ impl Agent {
     /// # Errors
     /// What NIXL says, or CUDA where the memory's device cannot be used.
     pub(crate) fn register(&self, memory: &Memory) -> Result<Result<Registered, Failure>, NixlError> {
-        let _entered = memory.context().map(gpu_mem::Context::enter).transpose()?;
+        let _entered = memory.context().or(self.cuda.get()).map(Context::enter).transpose()?;
         let registered = Place::of(memory).ok_or(Failure::Invalid).and_then(|place| self.register_as(memory, place));
         if let Some(cuda) = memory.context().filter(|_| registered.is_ok()) {
             self.cuda.get_or_init(|| cuda.clone());
@@ -46,22 +54,33 @@ impl Agent {
         Ok(registered)
     }
 
-    /// Whether the backend looks at memory before it takes it for a device's: tried once, with a piece of the host's, which one that
-    /// looks refuses.
+    /// Whether the backend looks at memory before it takes it for a device's: tried with a piece of the host's, which one that looks
+    /// refuses. It must take the same piece for the host's before and after, or that it refused it says nothing. Kept once it is known.
     pub(crate) fn tells_memory_apart(&self, device: u64) -> Result<bool, NixlError> {
         if let Some(known) = self.tells_apart.get() {
             return Ok(*known);
         }
         let host = Memory::from(gpu_mem::HostSlab::new(4096)?);
-        let refused = self.register_as(&host, Place { segment: Segment::Vram, device }).is_err();
-        Ok(*self.tells_apart.get_or_init(|| refused))
+        let takes = |segment, device| self.register_as(&host, Place { segment, device }).is_ok();
+        let (before, as_device, after) = (takes(Segment::Dram, 0), takes(Segment::Vram, device), takes(Segment::Dram, 0));
+        match (before && after, as_device) {
+            (_, true) => Ok(*self.tells_apart.get_or_init(|| false)),
+            (true, false) => Ok(*self.tells_apart.get_or_init(|| true)),
+            (false, false) => Ok(false), // it takes nothing at the moment
+        }
     }
 
     fn register_as(&self, memory: &Memory, place: Place) -> Result<Registered, Failure> {
         let described = Described { memory: memory.clone(), place };
         let handle = self.agent.register_memory(&described, self.options()?.as_ref())?;
         // Given up where the rest fails.
-        let mut registered = Registered { handle: Some(handle), metadata: Vec::new(), place, memory: memory.clone() };
+        let mut registered = Registered {
+            handle: Some(handle),
+            metadata: Vec::new(),
+            place,
+            memory: memory.clone(),
+            cuda: self.cuda.get().cloned(),
+        };
         let mut list = RegDescList::new(place.segment.into())?;
         list.add_desc(address(memory), memory.len(), place.device);
         registered.metadata = self.agent.get_local_partial_md(&list, self.options()?.as_ref())?;

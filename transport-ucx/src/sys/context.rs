@@ -112,6 +112,8 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if self.owned {
+            // What its cache of registrations still holds ends here, and CUDA unlocks nothing without a context.
+            let _entered = self.enter();
             // SAFETY: ours, and nothing that needs it lives any more: workers and mappings hold it.
             unsafe { ucx::ucp_cleanup(self.raw) };
         }
