@@ -46,22 +46,21 @@ pub fn certify(args: &CertifyArgs) -> ExitCode {
         let list: String = cases.iter().map(|case| format!("{:width$}  {}\n", case.id, case.requires)).collect();
         return print(&list).unwrap_or(ExitCode::SUCCESS);
     }
-    // Every node would say so, too.
-    if let Err(why) = Kinds::both(args.memory).sample() {
-        let family = if args.memory.is_host() { args.memory.to_string() } else { "cuda".to_owned() };
-        return complain("kvlease certify", format!("nothing certified about {family} memory: {why}"));
-    }
-    let lanes = match lanes(&args.transport, args.memory) {
-        Ok(lanes) => lanes,
-        Err(why) => return complain("kvlease certify", why),
-    };
-    // Before the run, not after it: a report that cannot be written is known at once.
+    // First, not last: a report that cannot be written is known at once, and none of an earlier run is left for this one's.
     let mut report =
         match args.json.as_ref().map(|path| File::create(path).map_err(|error| format!("{}: {error}", path.display()))) {
             Some(Ok(file)) => Some(file),
             Some(Err(why)) => return complain("kvlease certify", why),
             None => None,
         };
+    // Every node would say so, too.
+    if let Err(why) = Kinds::both(args.memory).sample() {
+        return complain("kvlease certify", format!("nothing certified: {why}"));
+    }
+    let lanes = match lanes(&args.transport, args.memory) {
+        Ok(lanes) => lanes,
+        Err(why) => return complain("kvlease certify", why),
+    };
     let names: Vec<String> = lanes.iter().map(Lane::to_string).collect();
     eprintln!("certifying {}: {} cases each, with leases of {} s", names.join(", "), cases.len(), lab::LEASE);
     let outcomes = match run(&cases, &lanes, &mut Bar::new(cases.len() * lanes.len())) {

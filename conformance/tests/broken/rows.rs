@@ -250,17 +250,24 @@ const MEMORY: &[Row] = &[
     (&["memory/refused"], "expected zero size for 0 bytes of host memory", || allocates(|bytes, _, _| bytes == 0, "ok")),
     (&["memory/refused"], "expected too large", || allocates(|bytes, _, _| bytes == usize::MAX, "out of memory")),
     (&["memory/refused"], "expected unavailable for 4096 bytes of cuda:999 memory", || allocates(|_, kind, _| kind == "cuda:999", "ok")),
-    (&["memory/refused"], "expected zero size for 4096 bytes", || allocates(|bytes, _, part| bytes > 0 && part.1 == 0, "ok")),
-    (&["memory/refused"], "of which 4097 from 0", || allocates(|_, _, part| part == (0, 4097), "ok")),
-    (&["memory/refused"], "of which 1 from 4096", || allocates(|_, _, part| part == (4096, 1), "ok")),
+    (&["memory/refused"], "expected zero size for 16777216 bytes", || allocates(|bytes, _, part| bytes > 0 && part.1 == 0, "ok")),
+    (&["memory/refused"], "of which 16777217 from 0", || allocates(|_, _, part| part == (0, MUCH + 1), "ok")),
+    (&["memory/refused"], "of which 1 from 16777216", || allocates(|_, _, part| part == (MUCH, 1), "ok")),
     (&["memory/refused"], "expected out of range", || allocates(|_, _, part| part == (usize::MAX, 1), "ok")),
     (&["memory/refused"], "expected out of range", || allocates(|_, _, part| part == (1, usize::MAX), "ok")),
-    (&["memory/refused"], "expected ok", || allocates(|_, _, part| part == (4095, 1), "out of range")),
+    (&["memory/refused"], "expected ok", || allocates(|_, _, part| part == (MUCH - 1, 1), "out of range")),
     (&["memory/refused"], "left 100 files or mappings behind", || Twist::answers(|command, answer| match command {
         Command::Allocate { kind, .. } if kind == "cuda:999" => answer.map(|answer| with(answer, "left", 100)),
         _ => answer,
     })),
+    (&["memory/refused"], "left 838860800 bytes behind", || Twist::answers(|command, answer| match command {
+        Command::Allocate { part: (0, 0), .. } => answer.map(|answer| with(answer, "left_bytes", 50 * MUCH)),
+        _ => answer,
+    })),
 ];
+
+/// Bytes that are allocated over and over.
+const MUCH: usize = 16 << 20;
 
 const DEVICE: Kind = Kind::Cuda { device: 0 };
 

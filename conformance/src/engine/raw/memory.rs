@@ -8,6 +8,7 @@ use lease_proto::{
     id::Token,
     transport::{Data, PeerId, Range},
 };
+use rustix::param::page_size;
 use serde_json::{Value, json};
 
 use super::{
@@ -84,10 +85,12 @@ fn name(error: &MemoryError) -> &'static str {
     }
 }
 
-/// Files that this process has open and mappings that it has.
-fn in_use() -> usize {
+/// What this process has: files that are open and mappings, and bytes that are mapped, since neighbours count as one mapping.
+fn in_use() -> (usize, usize) {
     let files = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    files + fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.lines().count())
+    let mappings = fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.lines().count());
+    let pages = fs::read_to_string("/proc/self/statm").ok().and_then(|sizes| sizes.split(' ').next()?.parse::<usize>().ok());
+    (files + mappings, pages.unwrap_or(0).saturating_mul(page_size()))
 }
 
 /// Here, or on a fresh thread.
@@ -192,7 +195,9 @@ impl<T: Data<Memory = Memory>> Engine<T> {
                     Ok(()) => json!({"result": "ok"}),
                     Err(error) => json!({"result": name(&error), "detail": error.to_string()}),
                 };
-                answer["left"] = in_use().saturating_sub(before).into();
+                let after = in_use();
+                answer["left"] = after.0.saturating_sub(before.0).into();
+                answer["left_bytes"] = after.1.saturating_sub(before.1).into();
                 Ok(answer)
             }
             other => Err(EngineError::Invalid(format!("expected a command of this node, got {other:?}"))),
@@ -207,9 +212,18 @@ mod tests {
     #[test]
     fn what_is_left_open_shows() {
         const COUNT: usize = 200;
-        let before = in_use();
+        let before = in_use().0;
         let files: Vec<fs::File> = (0..COUNT).map(|_| fs::File::open("/proc/self/maps").unwrap()).collect();
-        assert!(in_use() >= before + COUNT / 2, "other tests close some");
+        assert!(in_use().0 >= before + COUNT / 2, "other tests close some");
         drop(files);
+    }
+
+    #[test]
+    fn memory_that_is_kept_shows() {
+        const BYTES: usize = 16 << 20;
+        let before = in_use().1;
+        let kept: Vec<Memory> = (0..100).map(|_| Memory::allocate(Kind::Host, BYTES).unwrap()).collect();
+        assert!(in_use().1 >= before + 50 * BYTES, "other tests give some back");
+        drop(kept);
     }
 }

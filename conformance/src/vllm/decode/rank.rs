@@ -24,7 +24,7 @@ use crate::{
     engine::EngineError,
     vllm::{
         params::Remote,
-        plan::Slice,
+        plan::{MOST_PARTS, Slice},
         pool::block_map,
         ranks::NixlRank,
         reading::{Cannot, Landing, Reading},
@@ -240,7 +240,8 @@ impl DecodeRank {
             "regions": handshake.metadata.regions(),
             "blocks": handshake.metadata.num_blocks,
         });
-        let regions = if self.tells_blocks { 0..handshake.metadata.regions() } else { 0..0 };
+        let count = (handshake.metadata.num_blocks as usize).saturating_mul(handshake.metadata.regions());
+        let regions = if self.tells_blocks && count <= MOST_PARTS { 0..handshake.metadata.regions() } else { 0..0 };
         let device = handshake.metadata.device_id.into();
         let layouts = regions.filter_map(|region| Some((region, handshake.metadata.layout(region).ok()?)));
         let maps: Vec<_> = layouts.map(|(region, layout)| block_map(region, device, layout)).collect();
