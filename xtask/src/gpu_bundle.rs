@@ -42,6 +42,9 @@ const NIXL_ROOTS: [&str; 2] = [".nixl_cu12.mesonpy.libs/libnixl_capi.so", ".nixl
 /// Where executables of the bundle look for UCX. UCX's own libraries look there as well, which only the older kind of path does.
 const RPATH: &str = "-Clink-arg=-Wl,--disable-new-dtags,-rpath,$ORIGIN/../ucx/lib";
 
+/// Why there may be no CUDA memory where the bundle is made; any other cause would be the bundle's own.
+const NO_DEVICE: [&str; 2] = ["libcuda.so.1 not found", "the driver sees no device"];
+
 const EXECUTABLES: [&str; 3] = ["kvlease", "kvlease-peer-ucx", "kvlease-peer-nixl"];
 
 pub(crate) fn gpu_bundle(setup: &Setup) -> Result<(), Stop> {
@@ -131,7 +134,7 @@ fn tried(bundle: &Path, out: &Path) -> Result<String, Failed> {
         command.env_clear().envs([("PATH", "/usr/bin:/bin"), ("HOME", "/")]).env("OUT", out).current_dir(out);
         let output = command.env("KVLEASE_NIXL", bundle.join("nixl/.nixl_cu12.mesonpy.libs")).args(args).output();
         let output = output.map_err(|error| Failed(format!("{}/{program}: does not start: {error}", bundle.display())))?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let said = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said).into_owned()).concat();
         let failed = Failed(format!("{}/{program} ended with {}: {said}", bundle.display(), output.status));
         Ok((output.status.code(), said, failed))
     };
@@ -140,9 +143,10 @@ fn tried(bundle: &Path, out: &Path) -> Result<String, Failed> {
         return Err(failed);
     }
     let (code, said, failed) = start("run.sh", &[])?;
-    match (code, said.lines().last().unwrap_or_default()) {
+    let cause = said.lines().find(|line| NO_DEVICE.iter().any(|why| line.contains(why)));
+    match (code, cause) {
         (Some(0), _) => Ok("certified on this machine".to_owned()),
-        (Some(2), last) if last.contains("no cuda:0 memory") => Ok(format!("whole; here, {last}")),
+        (Some(2), Some(cause)) => Ok(format!("whole; here, {cause}")),
         _ => Err(failed),
     }
 }

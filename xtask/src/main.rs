@@ -268,6 +268,7 @@ fn test(setup: &Optional, name: Option<&str>, args: &[String]) -> Result<(), Sto
         let step = Step::cargo("an example", line).args([example]);
         ready.iter().fold(step, |step, ready| step.with_all(&ready.build).with_all(&ready.run)).run()?;
     }
+    Step::cargo("an example", "run --release -p gpu-mem --example leases").run()?;
     for example in ["lease", "borrowed"] {
         let line = "run --release -p transport-ucx --features borrowed-worker --example";
         Step::cargo("an example", line).args([example]).run()?;
