@@ -315,7 +315,7 @@ impl<T: Data<Memory = Memory>> Engine<T> {
             regions: &regions,
         };
         let key = params.to_string().map_err(|error| EngineError::Params(error.to_string()))?;
-        let params = params::transfer_params(identity, &lease.request, blocks, &key);
+        let params = params::transfer_params(identity, &lease.request, &blocks, &key);
         self.tokens.insert(lease.request.clone(), token);
         self.places.insert(token.number, place);
         Ok(params)

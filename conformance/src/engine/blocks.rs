@@ -1,9 +1,9 @@
-//! The blocks that an engine holds for its readers: a pool of registered memory that grows with its leases. What is freed is
-//! overwritten at once, so that a read that came too late shows.
+//! The blocks that an engine holds for its readers: registered pools, one more whenever its leases need it. What is freed is overwritten
+//! at once, so that a read that came too late shows.
 
 use std::collections::BTreeMap;
 
-use gpu_mem::{Kind, Memory};
+use gpu_mem::{BlockPool, Kind, Layout, Memory};
 use lease_proto::{
     frame::HEADER,
     id::Incarnation,
@@ -19,7 +19,7 @@ use super::{
 /// Bytes of a block, and blocks of a lease.
 const BLOCK: usize = 16 << 10;
 const BLOCKS: u32 = 13;
-/// Leases whose blocks lie in one registered slab.
+/// Leases whose blocks lie in one registered pool.
 const LEASES: u32 = 64;
 /// Exports are larger than this only on a fabric of another kind.
 const LARGEST_EXPORT: usize = 16 << 10;
@@ -30,25 +30,36 @@ pub(super) const LEASE_BYTES: usize = BLOCKS as usize * BLOCK;
 /// Where one lease's blocks lie.
 #[derive(Debug)]
 pub(super) struct Place {
-    slab: u32,
-    ids: Vec<u32>,
+    pool: u32,
+    blocks: gpu_mem::Blocks,
 }
 
-/// Registered memory, by the numbers of its slabs.
+/// Registered pools, by their numbers.
 pub(super) struct Blocks<R> {
     kind: Kind,
-    slabs: BTreeMap<u32, Slab<R>>,
+    pools: BTreeMap<u32, Registered<R>>,
     next: u32,
     /// Places that are free as soon as the transport lets them be fenced.
     unfenced: Vec<Place>,
 }
 
-struct Slab<R> {
+struct Registered<R> {
     registration: R,
-    memory: Memory,
-    free: Vec<u32>,
+    pool: BlockPool<()>,
     /// It is for one lease alone.
     one_lease: bool,
+}
+
+impl<R> Registered<R> {
+    /// Writes a row of bytes into these blocks, or the same ones into each.
+    fn write(&self, blocks: &gpu_mem::Blocks, bytes: Pattern, is_row: bool) -> Result<(), EngineError> {
+        let Some(region) = self.pool.regions().first() else { return Ok(()) };
+        for (block, id) in blocks.ids().iter().enumerate() {
+            let at = usize::try_from(region.layout().block(*id)?.start).unwrap_or(usize::MAX);
+            bytes.write(if is_row { block * BLOCK } else { 0 }, region.memory(), at, BLOCK)?;
+        }
+        Ok(())
+    }
 }
 
 /// The parts of a region that these blocks are.
@@ -58,7 +69,7 @@ pub(super) fn ranges(ids: &[u32]) -> Vec<Range> {
 
 impl<R> Blocks<R> {
     pub(super) fn new(kind: Kind) -> Self {
-        Self { kind, slabs: BTreeMap::new(), next: 0, unfenced: Vec::new() }
+        Self { kind, pools: BTreeMap::new(), next: 0, unfenced: Vec::new() }
     }
 
     /// Puts a request's bytes into blocks, of the pool or of the lease's own.
@@ -66,21 +77,19 @@ impl<R> Blocks<R> {
     where
         T: Data<Memory = Memory, Registration = R>,
     {
-        let has_room = |slab: &Slab<R>| !slab.one_lease && slab.free.len() >= BLOCKS as usize;
-        let with_room = self.slabs.iter().find(|(_, slab)| !one_lease && has_room(slab)).map(|(number, _)| *number);
+        let has_room = |one: &Registered<R>| !one.one_lease && one.pool.counts().free >= BLOCKS as usize;
+        let with_room = self.pools.iter().find(|(_, one)| !one_lease && has_room(one)).map(|(number, _)| *number);
         let number = match with_room {
             Some(number) => number,
             None => self.grow(transport, one_lease)?,
         };
-        let slab = self.slabs.get_mut(&number).ok_or_else(|| EngineError::Invalid(format!("expected a slab {number}")))?;
-        let ids = slab.free.split_off(slab.free.len().saturating_sub(BLOCKS as usize));
-        for (block, id) in ids.iter().enumerate() {
-            bytes.write(block * BLOCK, &slab.memory, *id as usize * BLOCK, BLOCK)?;
-        }
-        Ok(Place { slab: number, ids })
+        let one = self.pools.get(&number).ok_or_else(|| EngineError::Invalid(format!("expected a pool {number}")))?;
+        let blocks = one.pool.allocate(BLOCKS as usize)?;
+        one.write(&blocks, bytes, true)?;
+        Ok(Place { pool: number, blocks })
     }
 
-    /// A new slab, and its number.
+    /// A new pool, and its number.
     fn grow<T>(&mut self, transport: &mut T, one_lease: bool) -> Result<u32, EngineError>
     where
         T: Data<Memory = Memory, Registration = R>,
@@ -88,29 +97,29 @@ impl<R> Blocks<R> {
         let blocks = if one_lease { BLOCKS } else { BLOCKS * LEASES };
         let memory = Memory::allocate(self.kind, blocks as usize * BLOCK)?;
         let registered = if one_lease { transport.register_fenced(memory.clone()) } else { transport.register(memory.clone()) };
-        // In no order, so that a lease's blocks lie apart: 7 and the number of blocks have no common divisor.
-        let free = (0..blocks).map(|at| at * 7 % blocks).collect();
-        let slab = Slab { registration: registered.map_err(transport_error)?, memory, free, one_lease };
+        let registration = registered.map_err(transport_error)?;
+        let pool = BlockPool::new([(memory, Layout::new(blocks.into(), BLOCK as u64)?)])?;
+        shuffle(&pool)?;
         self.next += 1;
-        self.slabs.insert(self.next, slab);
+        self.pools.insert(self.next, Registered { registration, pool, one_lease });
         Ok(self.next)
     }
 
     /// What a reader needs to read a place: the frame of its region, and its blocks.
-    pub(super) fn export<'p, T>(
+    pub(super) fn export<T>(
         &self,
         transport: &mut T,
-        place: &'p Place,
+        place: &Place,
         incarnation: Incarnation,
-    ) -> Result<(Vec<u8>, &'p [u32]), EngineError>
+    ) -> Result<(Vec<u8>, Vec<u32>), EngineError>
     where
         T: Data<Memory = Memory, Registration = R>,
     {
-        let slab = self.slabs.get(&place.slab).ok_or_else(|| EngineError::Invalid("expected a place of this pool".into()))?;
+        let one = self.pools.get(&place.pool).ok_or_else(|| EngineError::Invalid("expected a place of these pools".into()))?;
         let mut frame = vec![0; LARGEST_EXPORT + HEADER];
-        let length = transport.export(&slab.registration, incarnation, &mut frame).map_err(transport_error)?;
+        let length = transport.export(&one.registration, incarnation, &mut frame).map_err(transport_error)?;
         frame.truncate(length);
-        Ok((frame, &place.ids))
+        Ok((frame, place.blocks.ids().iter().map(|id| u32::try_from(*id).unwrap_or(u32::MAX)).collect()))
     }
 
     /// The lease is over and its permit withdrawn: its blocks may be used again, once late reads are fenced off.
@@ -128,9 +137,9 @@ impl<R> Blocks<R> {
         T: Data<Memory = Memory, Registration = R>,
     {
         for place in std::mem::take(&mut self.unfenced) {
-            let Some(slab) = self.slabs.get_mut(&place.slab) else { continue };
-            if slab.one_lease {
-                match transport.fence(&slab.registration) {
+            let Some(one) = self.pools.get(&place.pool) else { continue };
+            if one.one_lease {
+                match transport.fence(&one.registration) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
                         self.unfenced.push(place);
                         continue;
@@ -138,15 +147,21 @@ impl<R> Blocks<R> {
                     fenced => fenced.map_err(transport_error)?,
                 }
             }
-            for id in &place.ids {
-                POISON.write(0, &slab.memory, *id as usize * BLOCK, BLOCK)?;
-            }
-            if slab.one_lease {
-                self.slabs.remove(&place.slab);
-            } else {
-                slab.free.extend(place.ids);
+            one.write(&place.blocks, POISON, false)?;
+            if one.one_lease {
+                self.pools.remove(&place.pool);
             }
         }
         Ok(())
     }
+}
+
+/// Brings its free blocks into no order, so that a lease's lie apart: 7 and the number of blocks have no common divisor.
+fn shuffle(pool: &BlockPool<()>) -> Result<(), EngineError> {
+    let count = pool.counts().free;
+    let mut single = (0..count).map(|_| pool.allocate(1).map(Some)).collect::<Result<Vec<_>, _>>()?;
+    for at in 0..count {
+        drop(single.get_mut(at * 7 % count).and_then(Option::take)); // what is freed last is given first
+    }
+    Ok(())
 }
