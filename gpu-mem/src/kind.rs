@@ -86,12 +86,17 @@ pub enum Allocation {
 
 impl Allocation {
     /// What to do instead, where a fabric is slow on such memory or does not take it: on anything but plain memory reads were seen
-    /// to be 600 times slower (case 65). A transport that registers it all the same says this.
-    pub const fn advice(self) -> &'static str {
+    /// to be 600 times slower (case 65). A transport that registers it all the same says this. `None` for plain memory.
+    pub const fn advice(self) -> Option<&'static str> {
         match self {
-            Self::Plain | Self::Managed => "allocate KV blocks by cuMemAlloc",
-            Self::Vmm => "allocate KV blocks in one piece (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False), or accept it",
-            Self::StreamOrdered => "allocate KV blocks by cuMemAlloc (PYTORCH_CUDA_ALLOC_CONF=backend:native), or accept it",
+            Self::Plain => None,
+            Self::Managed => Some("allocate KV blocks by cuMemAlloc"),
+            Self::Vmm => {
+                Some("allocate KV blocks in one piece (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False), or accept it")
+            }
+            Self::StreamOrdered => {
+                Some("allocate KV blocks by cuMemAlloc (PYTORCH_CUDA_ALLOC_CONF=backend:native), or accept it")
+            }
         }
     }
 }

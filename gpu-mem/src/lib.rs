@@ -115,7 +115,7 @@ pub enum MemoryError {
         cause: Unavailable,
     },
     /// Memory to adopt that fabrics may not reach, or not fast, and that was not accepted as it is.
-    #[error("memory of this allocation is not taken: {allocation}: {}", allocation.advice())]
+    #[error("memory of this allocation is not taken: {allocation}: {}", allocation.advice().unwrap_or_default())]
     Unfit {
         /// How it was allocated.
         allocation: Allocation,

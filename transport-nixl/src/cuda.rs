@@ -6,7 +6,7 @@
 
 use std::{env, fmt, fs};
 
-use gpu_mem::{Allocation, Memory};
+use gpu_mem::Memory;
 
 use crate::{
     Backend, NixlError,
@@ -103,8 +103,8 @@ pub(crate) fn register(agent: &Agent, backend: &Backend, memory: &Memory) -> Res
 /// Memory that fabrics may not reach by themselves is registered all the same, and its owner is told.
 fn warn_unless_plain(memory: &Memory) {
     let (kind, allocation, bytes) = (memory.kind(), memory.allocation(), memory.len());
-    if allocation != Allocation::Plain {
-        tracing::warn!(%kind, %allocation, bytes, "fabrics may be slow on such memory; {}", allocation.advice());
+    if let Some(advice) = allocation.advice() {
+        tracing::warn!(%kind, %allocation, bytes, "fabrics may be slow on such memory; {advice}");
     }
 }
 

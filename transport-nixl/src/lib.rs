@@ -96,17 +96,17 @@
 //!   vLLM's. Pinned memory is the host's (`DRAM`).
 //! - **What is proven.** NIXL's UCX backend asks UCX what it found, and refuses what that takes for the host's. That this NIXL does so is
 //!   tried once, before the first such region is given out: a piece of the host's memory that is said to be a device's must be
-//!   refused, and taken for the host's. NIXL logs that as an error of its own ("VRAM memory is detected as host"), which is none. Where it is taken, as older versions
-//!   do, registering fails: `NixlError::Cuda`.
+//!   refused, and taken for the host's. NIXL logs that as an error of its own ("VRAM memory is detected as host"), which is none. Where
+//!   it is taken, as older versions do, registering fails: `NixlError::Cuda`.
 //! - **What is not.** By which way UCX moves the bytes, and that it is the device that was named. The capability `cuda` says only that
 //!   NIXL's UCX has its module for CUDA in this process and that `UCX_TLS` does not leave it out; of other backends it says nothing, and
 //!   registering is the only test.
 //! - What it takes: NVIDIA's driver, and a NIXL whose UCX knows CUDA, as the Python wheels `nixl-cu12` and `nixl-cu13` bring.
 //!   A registration that fails names what is missing (`NoCuda`).
 //! - Its CUDA context is current wherever this transport calls NIXL while there is an agent, on the thread for slow calls too, from the
-//!   first registration of such memory on, for two calls of the driver each time; where all memory is the host's this costs nothing. Of several devices it is the
-//!   first one's, but each one's own where its memory is registered: since 1.19 UCX finds the device of each buffer, and makes its primary
-//!   context current by itself. NIXL's own progress thread (`progress`) and the end of an agent rely on that, too.
+//!   first registration of such memory on, for two calls of the driver each time; where all memory is the host's this costs nothing. Of
+//!   several devices it is the first one's, but each one's own where its memory is registered: since 1.19 UCX finds the device of each
+//!   buffer, and makes its primary context current by itself. NIXL's own progress thread (`progress`) and the end of an agent rely on that, too.
 //! - Memory that was not allocated in one piece is registered with a warning: fabrics may not reach it by themselves.
 //!
 //! # Backends

@@ -23,7 +23,7 @@ use std::{
     },
 };
 
-use gpu_mem::{Allocation, Memory};
+use gpu_mem::Memory;
 use lease_proto::{
     frame::{Frame, HEADER},
     id::Incarnation,
@@ -189,8 +189,8 @@ impl Registrar {
 /// Memory that fabrics may not reach by themselves is registered all the same, and its owner is told.
 fn warn_unless_plain(memory: &Memory) {
     let (kind, allocation, bytes) = (memory.kind(), memory.allocation(), memory.len());
-    if allocation != Allocation::Plain {
-        tracing::warn!(%kind, %allocation, bytes, "fabrics may be slow on such memory; {}", allocation.advice());
+    if let Some(advice) = allocation.advice() {
+        tracing::warn!(%kind, %allocation, bytes, "fabrics may be slow on such memory; {advice}");
     }
 }
 

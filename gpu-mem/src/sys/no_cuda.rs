@@ -76,6 +76,9 @@ pub(crate) fn devices() -> Result<Vec<Device>, MemoryError> {
 }
 
 /// Host memory, where no other part of this process can have CUDA's: there is no driver in it.
+///
+/// # Safety
+/// None is needed here, where nothing is touched: the signature is that of the build with CUDA.
 pub(in crate::sys) unsafe fn find(_: NonNull<u8>, _: usize, _: &[Allocation]) -> Result<Found, MemoryError> {
     // Unreadable is not known: then there may be one.
     let maps = std::fs::read("/proc/self/maps").unwrap_or_else(|_| DRIVER.to_vec());
